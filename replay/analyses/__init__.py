@@ -128,7 +128,7 @@ class Analysis:
 
 
 class UnaskedAnalysis(Analysis):
-    """An analysis that only prints, and that runs without an option."""
+    """An analysis that runs without an option."""
 
     options = NoOptions
     prints_partial = True

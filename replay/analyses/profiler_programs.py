@@ -167,7 +167,9 @@ def last_words(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def profiled_command(folder: Path, request: RunRequest, without: Collection[int], timeout_s: float) -> list[str]:
-    """Return the command that runs cases under a profiler: this module, which reads and writes files in `folder`.
+    """Return the command that starts this module as a program, to run cases under a profiler.
+
+    The program reads and writes files in `folder`.
 
     without : numbers of cases to leave out
     timeout_s : time limit of a case in seconds

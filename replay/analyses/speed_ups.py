@@ -229,7 +229,8 @@ class Scaling:
     calls.
 
     gains : throughput at each value, relative to the first value
-    turning : largest value that is still worth using: its throughput is at least `WORTH` times the best before it
+    turning : largest value that is worth using: its throughput is at least `WORTH` times that of the next smaller value
+        that is worth using
     """
 
     operator: str

@@ -1,7 +1,8 @@
 """Replay of calls with a batch that is larger than the recorded one.
 
-The batch is the first dimension of tensors. Calls run in program order on the meta device with a larger batch show
-which tensors have it: first the data of operators in `ANCHORS`, then results of calls with such tensors.
+The batch is assumed to be the first dimension of tensors. To find the tensors that have it, calls run in program order
+on the meta device with a larger batch: the data of operators in `ANCHORS` have the batch, and then results of calls
+whose size grows with it.
 """
 
 from __future__ import annotations
@@ -125,8 +126,8 @@ def _operator_of(signature: Signature) -> Any:
 class BatchScale:
     """Finds out which tensors of a trace have the batch in their first dimension.
 
-    The batch size is inferred from the data of the network's first operator. It should be larger than one, because with
-    a batch of one, wrong assumptions are rarely contradicted by calls.
+    The batch size is inferred from the data of the network's first convolution, embedding, matrix product or
+    normalization. It should be larger than one, because calls with a batch of one rarely contradict wrong assumptions.
     """
 
     def __init__(self, trace: Trace) -> None:

@@ -1,4 +1,6 @@
-"""Plots of results: kinds are modules of this package, or entry points `opgrip.plots` of other packages."""
+"""Plots of results: kinds are registered by modules of this package, or are entry points `opgrip.plots` of other
+packages.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +98,7 @@ class PlotChoices:
     """A user's choices for a plot; None means the default.
 
     op : shell pattern for operator names
-    case : beginning of the key of the single case to draw
+    case : text with which the keys of the cases to draw begin
     """
 
     op: str | None = None

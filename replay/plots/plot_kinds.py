@@ -234,8 +234,9 @@ IDEALS = {"threads": -1.0, "batch_scale": 1.0}
 
 
 def draw_scaling(request: PlotRequest) -> Figure:
-    """Draw total time, relative to that of an option's first value, over the option's values: for each mode a line, and
-    a band from p10 to p90.
+    """Draw how the total time changes with the values of an option, relative to the time at the first value.
+
+    Each mode has a line for the total time, and a band from the 10th to the 90th percentile of the cases.
     """
     series = dict(series_of(request.runs))
     column = request.over or _varied([row for rows in series.values() for row in rows])
@@ -305,7 +306,9 @@ WORK = {"bytes": ("bytes_moved", "bytes moved", "B"), "flops": ("flops", "operat
 
 
 def draw_shapes(request: PlotRequest) -> Figure:
-    """Draw a panel per operator, longest time first: each case's median time as a point, with a bar from p10 to p90."""
+    """Draw a panel per operator, longest time first: each case's median time over its bytes or operations as a point,
+    with a bar from p10 to p90.
+    """
     column, name, unit = WORK[request.over or "bytes"]
     series = {name: [row for row in rows if getattr(row, column)] for name, rows in series_of(request.runs)}
     rows = [row for own in series.values() for row in own]

@@ -1,4 +1,4 @@
-"""Conversion of rows to values in all columns, and reading and checking of result files."""
+"""Conversion of rows to tables, and reading and checking of result files."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def check_size(path: Path) -> None:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Return the content of untrusted JSON text; raise `ValueError` for excessive nesting or invalid numbers."""
+    """Return the content of untrusted JSON text; raise `ValueError` if it is invalid or nested too deeply."""
     content = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     try:
         document = json.loads(content)
@@ -54,7 +54,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def header_of(facts: Mapping[Any, Any], path: Path) -> dict[str, Any]:
-    """Return the header from the fields of a result file; raise `UserError` if a field has the wrong type."""
+    """Return the header from the fields of a result file; raise `UserError` if a field is invalid."""
     header = {str(name): value for name, value in facts.items()}
     for name, kind in OF_HEADER.items():
         if header.get(name) is None:
@@ -110,7 +110,7 @@ def quoted(value: Any) -> str:
 
 
 def cells_in(about: Column, cells: pd.Series[Any], path: Path) -> list[Any]:
-    """Return the checked values in a column of a file, None for empty cells; raise `UserError` for invalid values."""
+    """Return the checked values in a column of a file; raise `UserError` for invalid values."""
     plain = cells.astype(object)
     values: list[Any] = plain.where(plain.notna(), None).tolist()
     try:
@@ -203,7 +203,8 @@ def _as_unicode(cell: Any) -> Any:
 
 
 def load_results(path: str | Path) -> pd.DataFrame:
-    """Return the rows of a file that `opreplay -o` wrote, such as `.json` or `.csv`, with the header in `attrs`.
+    """Return the rows of a file that `opreplay -o` wrote, such as `.json` or `.csv`; `attrs` has its header, except for
+    CSV.
 
     Raises `UserError` if the file is missing, damaged or of a format that cannot be read.
     """

@@ -75,8 +75,8 @@ def print_results(results: Sequence[Result], file: IO[str], share: str = "share"
 def print_inputs(results: Sequence[Result], file: IO[str]) -> None:
     """Print a table of results from several traces with one row per distinct input and variant, and its notes.
 
-    Rows that are not ok come first, then rows with the lowest speed-up, then rows with the longest time; at most
-    `MOST_INPUTS` rows are printed.
+    Inputs with a wrong or failed row come first, then those with the lowest speed-up, then those with the longest time;
+    at most `MOST_INPUTS` rows are printed.
     """
     inputs = distinct_inputs(results)
     print_results(inputs[:MOST_INPUTS], file, OF_THESE)
@@ -87,8 +87,8 @@ def print_inputs(results: Sequence[Result], file: IO[str]) -> None:
 def distinct_inputs(results: Sequence[Result]) -> list[Result]:
     """Return one row per distinct input and variant, the input with the worst row first.
 
-    If rows differ only in their trace, the worst row (not ok, or else with the lowest speed-up) is kept, with the
-    number of calls in all traces.
+    If rows differ only in their trace, the worst row (wrong or failed, or else with the lowest speed-up) is kept, with
+    the number of calls in all traces.
     """
     by_input: dict[object, dict[object, list[Result]]] = {}
     for row in results:

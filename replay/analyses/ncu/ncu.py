@@ -96,7 +96,7 @@ class NcuKernel:
     """A launched kernel with its metrics.
 
     ranges : text that contains the names of the NVTX ranges in which it was launched
-    metrics : value of each metric by name, in ns, bytes or percent
+    metrics : value of each metric by name, in ncu's base units, such as ns, bytes or percent
     """
 
     name: str

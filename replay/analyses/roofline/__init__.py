@@ -39,8 +39,8 @@ class Limit:
     """The least time that a machine needs for a call.
 
     us : the largest of the times for moving its bytes, for its arithmetic, and for one launch
-    bound : which of these times is the largest; `interpreter` if launching all operators of the call one by one takes
-        longer than `us`
+    bound : the largest of these times: `bandwidth`, `arithmetic` or `launch`; or `interpreter` if launching all
+        operators of the call one by one takes longer than `us`
     level : name of the memory level from which its bytes are read
     """
 
@@ -90,7 +90,7 @@ def with_limits(
     dtype_of: Callable[[Result], str | None] = lambda row: row.math_dtype,
     launches: bool = True,
 ) -> list[Result]:
-    """Return the rows with `LimitColumns`; rows without a time or without known bytes are unchanged.
+    """Return the rows, with `LimitColumns` if they have a time and a known number of bytes.
 
     launches : False to leave the time of launches out, because another implementation may need fewer launches
     """
@@ -107,7 +107,7 @@ def dtype_of(workload: Workload) -> Callable[[Result], str | None]:
 
 def threads_of(workload: Workload) -> Callable[[Result], int]:
     """Return a function that returns the number of threads of a row: the requested number, else the recorded one, else
-    torch's default; the default also replaces a number larger than that of the machine's processors.
+    torch's default. The default also replaces a number that exceeds the number of the machine's processors.
     """
     import torch
 
@@ -170,7 +170,10 @@ class Nearness:
 
 
 def nearness(rows: Sequence[Result]) -> list[Nearness]:
-    """Return an entry for each operator and variant, largest share of time first; none if no row has a limit."""
+    """Return, for each operator and variant, how near its time comes to the least time that the machine needs.
+
+    The operator with the largest share of time comes first; rows without a limit are left out.
+    """
     limited = [row for row in rows if LimitColumns.of(row).limit_us is not None and row.median_us]
     total = sum(time_of(row) for row in limited)
     by_operator: dict[str, list[Result]] = {}
