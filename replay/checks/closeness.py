@@ -259,7 +259,9 @@ def rounded(
     """Return a mask, (elements,) bool, of the elements of a floating-point result whose error can be explained by
     rounding.
 
-    Another order of sums, a fused kernel or a transformed convolution have other errors than the reference, whose error in one element may be zero by luck. So an element may be off by the tolerance plus `MULTIPLE` times (for long sums, 16-bit dtypes and TF32, other constants apply) the largest of
+    Another order of sums, a fused kernel or a transformed convolution have other errors than the reference, whose
+    error in one element may be zero by luck. So an element may be off by the tolerance plus `MULTIPLE` times (for
+    long sums, 16-bit dtypes and TF32, other constants apply) the largest of
     - the reference's own error in this element,
     - the effect of a last-bit change of the arguments, which is large where terms cancel,
     - the `TYPICAL` quantile of the reference's errors; not the largest error, since one element at a discontinuity
