@@ -41,7 +41,7 @@ class Results:
     """The rows of a replay.
 
     rows : one row for each variant of a case, in table order
-    header : trace, versions and device of the replay
+    header : facts about the replay, such as trace, versions and device
     """
 
     rows: Sequence[Result]

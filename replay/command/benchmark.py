@@ -60,12 +60,12 @@ class Judgement:
 
     @property
     def frame(self) -> pd.DataFrame:
-        """Data frame with the rows of the candidates, which have the columns `verdict` and `step_saving`."""
+        """Data frame with the rows of the candidates; its columns include `verdict` and `step_saving`."""
         return Results([row for row in self.results if row.mode == CANDIDATE], self.results.header).frame
 
     @property
     def steps(self) -> list[JudgedStep]:
-        """For each trace, what the candidates save in its step."""
+        """What the candidates save in the step of each trace."""
         return judged_steps(self.results)
 
     @property
@@ -80,7 +80,7 @@ class Judgement:
 
     @property
     def is_right(self) -> bool:
-        """True if the candidates ran on all calls and all their results are correct."""
+        """True if no candidate failed or returned wrong results or gradients."""
         return all(not step.broken for step in self.steps)
 
     def __str__(self) -> str:
@@ -110,13 +110,14 @@ def judge(
     candidates : by the full name of the operator, such as `aten._softmax.default`: any callable that takes the
         operator's arguments, such as a function, an operator of `torch.library` or a compiled function. With
         `unit="module"`, by the path of a module, such as `module:backbone.layer1.*`: a class below `nn.Module`, an
-        object of one, or a function of the module's tensors
+        instance of such a class, or a function that takes the tensors of the recorded module in the order of their
+        first use
     trace : one or several traces, a folder of traces, `zoo` or `zoo:PATTERN`
     options : long names of options in `opreplay --help`, with `_` for `-`
 
-    Raises TypeError if an option is unknown, or a candidate is neither callable nor text.
+    Raises TypeError if an option is unknown, or if the candidates are neither all callable nor all text.
 
-    Raises UserError if the value of an option is invalid, or no call of an operator is recorded.
+    Raises UserError if the value of an option is invalid, or if no call of an operator is recorded.
     """
     if not candidates:
         raise UserError("no candidate to judge", "pass a dictionary such as {'aten._softmax.default': softmax}")
@@ -164,10 +165,11 @@ def benchmark(
         benchmark(torch.add, [{"self": (1024, 1024), "other": (1024, 1024)}], backward=True).frame
         print(benchmark([torch.nn.functional.gelu, my_gelu], [[(8, 512)], [(64, 512)]], mode=["eager", "compile"]))
 
-    Each row is one function on one input set in one mode. A single function's other modes are compared with eager. With
-    several functions, the first one in eager is the reference: a row whose results differ from it by more than the
-    tolerance has the status `wrong` and reports the size and place of the difference, and `ratio` is the row's median
-    time divided by the reference's. Functions may write into their inputs, because each gets its own copies.
+    Each row is one function on one input set in one variant: a mode, a number of threads, a cache state. A single
+    function's other modes are compared with eager. With several functions, the first one in eager is the reference: a
+    row whose results differ from it by more than the tolerance has the status `wrong` and reports the size and place of
+    the difference, and `ratio` is the row's median time divided by the reference's. Functions may write into their
+    inputs, because each gets its own copies.
 
     The functions run in this process, because functions cannot be sent to another process; a function that crashes ends
     this process. With glibc, this process keeps freed memory and does not request huge pages during the benchmark.
@@ -181,7 +183,8 @@ def benchmark(
 
     Raises TypeError if an option is unknown.
 
-    Raises UserError if the value of an option is invalid.
+    Raises UserError if the value of an option is invalid, `inputs` has another form, or a function makes the device
+    unusable.
     """
     functions = [function] if callable(function) else list(function)
     _check(functions, inputs)
@@ -229,12 +232,6 @@ def _check(functions: Sequence[object], inputs: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Contender:
-    """One function on one set of inputs.
-
-    reference : case number of the first function on the same inputs
-    fault : why the results are wrong, if this is known before timing
-    """
-
     case: Case
     reference: int
     fault: str = ""

@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(args: argparse.Namespace, words: Sequence[str] = ()) -> int:
     """Run the requested replay, print its tables, and return the exit status.
 
-    words : the command line, which is printed with `--resume` added if the replay is interrupted
+    words : arguments of the command line, for the message that says how to continue an interrupted replay
     """
     with loading("opreplay"):
         from opgrip.replay.command.replay import perform

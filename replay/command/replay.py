@@ -1,8 +1,4 @@
-"""The Python function `replay()`, and the choice of the kind of replay that a command line requests.
-
-There are four kinds: the cases of one trace, several traces one after the other, all calls of a step in order, and a
-step on several ranks.
-"""
+"""The Python function `replay()`, and the choice of the kind of replay that a command line requests."""
 
 from __future__ import annotations
 
@@ -126,9 +122,8 @@ class SeveralReplays:
         return None if self.output.output is None else parts_folder(self.output.output)
 
     def run(self) -> ReplayOutcome:
-        """Replay all traces, write the output file, and return the results and how the replay ended.
-
-        Raises `UserError` if no trace can be replayed, or if rows of an earlier run cannot be combined with new ones.
+        """Replay the traces, write the output file unless the replay ends early, and return the results and how it
+        ended.
         """
         if self.output.append and self.output.output is not None and self.output.output.exists():
             self._earlier = read_run(self.output.output)
@@ -348,7 +343,8 @@ def replay(trace: str | Path | Sequence[str | Path] | Mapping[str, Any] | None =
 
 
 def replay_arguments(args: argparse.Namespace, executor: Executor | None = None) -> Results:
-    """Run the replay that a parsed `opreplay` command line requests; ranks other than the first return no rows.
+    """Run the replay that a parsed `opreplay` command line requests, and return its results (no rows in ranks other
+    than the first).
 
     Raises `UserError` if the replay fails, and KeyboardInterrupt if it is interrupted.
 
@@ -384,7 +380,7 @@ def perform(
 
     may_fork : True if this process has not used torch yet, so that it can be forked
     again : command that resumes an interrupted replay, for messages; empty for no such message
-    check : function that raises `UserError` if the workload must not be replayed
+    check : called with the workload if the cases of a single trace are replayed; raises `UserError` to prevent that
     executor : runs the cases; None for the one that the command line names
     """
     settle_shard(args)

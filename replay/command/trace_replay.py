@@ -69,11 +69,11 @@ class ReplayOutcome:
 
     analyses : analyses that print something about the rows
     interrupted : True if the user ended the replay before the last case
-    problem : why an analysis failed after the cases had run, or why the output was not written
+    problem : error after rows had been measured, for example because the output file could not be written
     was_complete : True if the output was already complete
     listed : (trace name, cases) if the command only lists cases; the name is empty for a single trace
     step : times of the whole step, if a step was replayed
-    problems : why a trace was not replayed, by trace name
+    problems : by trace name, why the trace was not replayed or an analysis of it failed
     unmatched : message about the traces in which the options select no case; empty if there are none
     traces : number of traces if several were requested, else 0
     """
@@ -136,7 +136,9 @@ class TraceReplay:
 
     @property
     def header(self) -> dict[str, Any]:
-        """Header of the results: trace, versions, device and command. Reading it may create a context on the device."""
+        """Header of the results: trace, versions, device and command. Reading this property may initialize the
+        device.
+        """
         workload, request, about_executor = self.workload, self.workload.request, self._executor.about(self.workload)
         header = {
             "trace": request.trace,
@@ -292,8 +294,8 @@ class TraceReplay:
         """Yield the rows of each unfinished case as soon as they are measured, and show progress.
 
         done : numbers of finished cases
-        compiled : by case and row number, the rows of variants that were compiled before: with the time of the first
-            call, or the reason why compilation failed
+        compiled : rows of the variants that were compiled before, by case number and row number; they contain the time
+            of the first call, or the reason why compilation failed
         """
         workload, not_ok = self.workload, 0
         # workers on other machines add the machine to each row
@@ -327,11 +329,12 @@ class TraceReplay:
 def repeat(
     first: Mapping[int, list[Result]], run_once: RunOnce, repeats: int, base: Results | None, reference: str = EAGER
 ) -> RowsByCase:
-    """Repeat cases in new processes; return the rows of all cases by case number, each combined from all repeats.
+    """Replay cases again, and return rows by case number that combine all replays of a case.
 
     first, run_once : rows of the first replay, and function that replays some cases once more
     repeats : number of replays of each case, including the first
-    base : run with which the new one is compared; cases are repeated until it is decided whether they differ from it
+    base : run with which the new one is compared; a case is replayed until it is decided whether it differs from this
+        run, at most `MOST_REPEATS` times
     """
     joined = {number: list(rows) for number, rows in first.items()}
     for time in count(2):
@@ -358,7 +361,7 @@ def _undecided(base: Results, rows: RowsByCase) -> set[int]:
 def keep(results: Results, output: OutputOptions, reporter: Reporter) -> Path | None:
     """Add results to the results store and return the path of their file; None if nothing is stored.
 
-    Raises `UserError` if the store that the user named cannot be written.
+    Raises `UserError` if the store that `--store` names cannot be written.
     """
     folder = output.store or usual_folder()
     if folder is None or not results.rows:

@@ -61,7 +61,7 @@ class TraceTarget:
 def targets_of(names: Sequence[str]) -> list[TraceTarget] | None:
     """Return the traces that the names on a command line refer to, each once; None for a single trace or for samples.
 
-    Raises `UserError` if a pattern matches no trace of the zoo, or if one of several names is not a trace.
+    Raises `UserError` if a pattern matches no trace of the zoo, or if one of several names is a sample.
     """
     if len(names) == 1 and not (_is_zoo(names[0]) or is_folder_of_traces(names[0])):
         return None
@@ -80,8 +80,8 @@ def args_of_one(args: argparse.Namespace, target: TraceTarget) -> argparse.Names
 
 
 def is_folder_of_traces(name: str) -> bool:
-    """Return True for a folder with files whose names end like traces', unless it is one trace of another tool or
-    contains a `.py` file, as gripped samples do.
+    """Return True for a folder that contains files with the suffixes of traces. A folder that is itself one trace of
+    another tool, or that contains `.py` files (gripped samples), does not count.
     """
     folder = Path(name)
     return folder.is_dir() and format_of(folder) is None and bool(_files_in(folder)) and not any(folder.glob("*.py"))
@@ -183,7 +183,7 @@ def with_earlier(header: Mapping[str, Any], earlier: Mapping[str, Any], replayed
 
 
 def hash_of(about: Any) -> str | None:
-    """Return a trace's hash from its entry in a header, which may be untrusted; None if it has none."""
+    """Return a trace's hash from its entry in a header that may be untrusted; None if the entry has no hash."""
     return about.get("trace_hash") if isinstance(about, Mapping) else None
 
 
@@ -200,7 +200,7 @@ def about_parts(
 ) -> dict[str, Any]:
     """Return the facts that two replays of several traces must share if rows of both are to be in one table.
 
-    machine_kind : description of the machine on which cases run; empty if they run on other machines
+    machine_kind : kind of this machine; empty if the cases run on other machines
     """
     names = [target.origin.trace for target in targets]
     hashes = {name: _trace_hash(target) for name, target in zip(names, targets, strict=True)}
@@ -210,7 +210,7 @@ def about_parts(
 
 
 def prepare_parts(folder: Path, output: OutputOptions, about: Mapping[str, Any]) -> None:
-    """Create the folder that keeps the rows of each trace, or continue the existing one with `--resume`.
+    """Create the folder that keeps the rows of each trace, or use the existing one if `--resume` is given.
 
     Raises `UserError` if the folder exists and no option continues or replaces it, or if it belongs to a different
     replay.

@@ -45,9 +45,7 @@ SAID = ("seed", "exec_mode")  # settings that are not listed, because a header f
 
 
 def what_differs(base: Results, new: Results) -> list[tuple[str, str, str]]:
-    """Return (name, value in base, value in new) of each setting that differs. A fact about trace or machine that one
-    run does not state is left out, except the device.
-    """
+    """Return (name, value in base, value in new) of each setting that differs."""
     return [
         (name.replace("_", " ") if name.islower() else name, old, now)
         for name, old, now in _facts(base.header, new.header)
@@ -147,7 +145,7 @@ class Pair:
 
     @property
     def is_contended(self) -> bool:
-        """True if other processes disturbed all timed runs of one of the rows, so that its time cannot be added to a
+        """True if other processes disturbed nearly all timed runs of one of the rows; its time cannot be added to a
         sum.
         """
         return CONTENDED in (self.base.status, self.new.status)
@@ -159,7 +157,7 @@ class Pair:
 
     @property
     def new_us(self) -> float:
-        """Total time in us of the base run's number of calls, at the new run's median."""
+        """Total time of the same number of calls in the new run, in us: number of calls in the base times median."""
         return max(self.base.count, 1) * (self.new.median_us or 0.0)
 
     @property
@@ -184,7 +182,7 @@ class Comparison:
     differs : settings that differ, as (name, value in base, value in new)
     pairs : cases timed in both runs, the one with the largest increase in total time first
     broken : cases that have results only in the base
-    fixed : cases that failed or were wrong in the base and are ok in the new run
+    fixed : cases that are ok in the new run, and were neither ok nor contended in the base
     untimed : other cases without a time in at least one run
     changed : cases whose results were correct in the base and are wrong in the new run
     missing, added : rows that exist only in the base, or only in the new run
@@ -234,7 +232,7 @@ class Comparison:
     def totals(self, by: str | None = None) -> list[Total]:
         """Return the total times of the cases in each group, longest base time first.
 
-        Cases are left out if a row has no usable time, or if all runs of a row were contended.
+        Cases are left out if a row has no usable time, or if nearly all runs of a row were contended.
 
         by : `op`, `family`, `mode`, `module`, `phase` or `line`; None for a single group of all cases
         """

@@ -134,9 +134,7 @@ class ComparisonColumns(Columns):
 
 
 def rows_of(comparison: Comparison) -> Iterator[ComparisonColumns]:
-    """Yield the rows of a comparison, worst verdict and largest slowdown first; a case with two verdicts has two
-    rows.
-    """
+    """Yield the rows of a comparison by verdict, worst first; a case with two verdicts has two rows."""
     return (cells for cells, _ in rows_with_results(comparison))
 
 
@@ -274,7 +272,7 @@ def print_comparison(
 
 
 def shown_rows(comparison: Comparison) -> list[ComparisonColumns]:
-    """Return the rows whose verdict means a change; if there are none, the rows whose times differ most."""
+    """Return the rows whose verdict means a change; if there are none, the `LARGEST` rows whose times differ most."""
     rows = list(rows_of(comparison))
     changed = [row for row in rows if row.verdict not in QUIET]
     largest = sorted((row for row in rows if row.ratio), key=lambda row: -abs(log(row.ratio or 1.0)))

@@ -95,7 +95,7 @@ class RatioVerdict:
 
 
 def interval_text(low: float, high: float) -> str:
-    """Return an interval as text; an upper end above `MOST_SHOWN` is shown as open."""
+    """Return an interval as text, such as `0.980 to 1.020`, or `0.980 to over 1,000` if it ends above `MOST_SHOWN`."""
     return f"{low:.3f} to {high:.3f}" if high < MOST_SHOWN else f"{low:.3f} to over {MOST_SHOWN:,}"
 
 
@@ -178,7 +178,7 @@ UNBOUNDED_LOG = log(1e6)
 class ComparedRows:
     """The times that represent a case's two rows in a comparison, and their difference.
 
-    base, new : the compared estimates: medians of the repeats, or fastest runs if runs were contended
+    base, new : the compared estimates: medians of the repeats, or fastest runs if medians are less reliable
     base_us, new_us : time of one call in each run
     """
 
@@ -190,7 +190,7 @@ class ComparedRows:
 
 
 def compare_rows(timed: Sequence[tuple[Result, Result]]) -> list[ComparedRows | None]:
-    """Return the comparison of each pair of timed rows (base, new); None if runs are too short for the clock."""
+    """Return the comparison of each pair of timed rows (base, new); None if a row has no usable time."""
     chosen = [_choose(*rows) for rows in timed]
     learned = {}
     for is_short, usual in USUAL.items():

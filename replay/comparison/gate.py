@@ -67,8 +67,7 @@ class Held:
     """A gate with its outcome for a comparison.
 
     reason : why it has this outcome; empty if the gate passed without a remark
-    rows : rows of the new run, or of the base if missing there, that caused the outcome; empty if the total time caused
-        it
+    rows : rows of the new run, or of the base if missing there, that caused the outcome; may be empty
     """
 
     gate: Gate

@@ -1,8 +1,8 @@
 """Variance of a case's median between replays, estimated from the case's repeats and from all other cases.
 
-The variance of each case is moderated towards the variance of all cases, as in G. K. Smyth, "Linear models and
-empirical Bayes methods for assessing differential expression in microarray experiments", Statistical Applications in
-Genetics and Molecular Biology 3 (2004), article 3, section 6.2.
+The variance of each case is moved towards the variance of all cases, as in G. K. Smyth, "Linear models and empirical
+Bayes methods for assessing differential expression in microarray experiments", Statistical Applications in Genetics and
+Molecular Biology 3 (2004), article 3, section 6.2.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Estimate:
 
 
 def estimate(row: Result) -> Estimate | None:
-    """Return the estimate of a row's time; None if its runs are too short for the clock.
+    """Return the estimate of a row's time; None if the row has no usable time.
 
     If the times of the runs were not kept, median and spread are used.
     """
@@ -101,7 +101,7 @@ def with_like_gaps(base: Estimate, new: Estimate) -> tuple[Estimate, Estimate]:
 
 
 def contended_share(row: Result) -> float:
-    """Return the share of a row's runs that other processes disturbed, from 0 to 1; runs of weight 0 do not count."""
+    """Return the share of a row's runs that were slowed down, from 0 to 1; runs of weight 0 do not count."""
     if row.status == CONTENDED:
         return 1.0
     runs, without_weight = row.samples, (row.weights or []).count(0.0)

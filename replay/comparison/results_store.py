@@ -110,7 +110,9 @@ class Store:
         return removed
 
     def holds(self, name: str) -> bool:
-        """Return True if `name` refers to runs in the store and is not the path of a file."""
+        """Return True if `name` is `latest`, `latest~1` and so on, or names runs in the store and is not the path of a
+        file.
+        """
         return LATEST.fullmatch(name) is not None or (not _holds(Path.is_file, name) and bool(self._named(name)))
 
     def find(self, name: str) -> Path:

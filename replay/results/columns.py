@@ -24,7 +24,7 @@ COLUMN = "column"
 class Column:
     """The declaration of a column of result rows.
 
-    unit : `us`, `ms`, `mJ`, `MHz`, `bytes`; `1` for a share from 0 to 1; empty if it has no unit
+    unit : such as `us`, `mJ` or `bytes`; `1` for a share from 0 to 1; empty if the column has no unit
     heading : heading in the printed table, which shows the column if a row has a value; empty to never print it
     whole : True if the column contains integers
     several : True if the column contains lists
@@ -48,7 +48,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Base class of the columns that an analysis adds to a row; all fields are None if the analysis was not run."""
+    """Base class for declarations of the columns that an analysis adds to a row."""
 
     @classmethod
     def of(cls: type[T], row: Any) -> T:
@@ -64,7 +64,7 @@ def column(
     unbounded: bool = False,
     hidden: bool = False,
 ) -> Any:
-    """Return a dataclass field that declares a column; the parameters are the fields of `Column`."""
+    """Return a dataclass field that declares a column; `Column` explains the parameters."""
     # lists cannot be hashed
     return field(
         default=default,

@@ -185,7 +185,7 @@ class JudgedStep(StepSaving):
 
     @property
     def broken(self) -> int:
-        """Number of signatures for which a candidate returns wrong results or gradients, or does not run."""
+        """Number of verdicts `wrong` and `failed`, on results and on gradients."""
         return sum(counts[verdict] for counts in (self.verdicts, self.gradients) for verdict in (WRONG, FAILED))
 
     @property
@@ -292,7 +292,9 @@ def saving_lines(steps: Sequence[JudgedStep]) -> list[SavingLine]:
 
 
 def summary_lines(steps: Sequence[JudgedStep]) -> list[str]:
-    """Return one line with the mean saving over models if there are several steps, otherwise one line for each step."""
+    """Return one line with the mean saving over models if there are several steps, or one line for each step if there
+    is only one step or no captured time.
+    """
     mean = mean_saving(steps)
     if mean is not None and len(steps) > 1:
         return [mean.line]

@@ -41,11 +41,11 @@ class PairedColumns(Columns):
 class PairedRatio:
     """The time of a function divided by that of another, from runs of both in turn.
 
-    low, middle, high : 10th percentile, trimmed mean and 90th percentile of the ratio of two runs, without the effects
-        of their order and memory
+    low, middle, high : 10th percentile, trimmed mean and 90th percentile of the ratio of two runs, after removing the
+        effects of which function ran first and which memory it used
     error : standard error of the natural logarithm of `middle`
-    chance : two-sided p-value of the sign test: the probability that one of two equally fast functions is the slower
-        one in as many pairs
+    chance : two-sided p-value of the sign test: the probability that, of two equally fast functions, one is slower in
+        at least as many pairs of runs as was measured
     """
 
     low: float

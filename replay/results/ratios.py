@@ -157,8 +157,7 @@ def join_repeats(rows: Sequence[Result]) -> Result:
     """Return one row that combines the repeats of a case in one mode; a single row is returned unchanged.
 
     Each repeat has the same weight, regardless of its number of runs. Repeats that other processes disturbed count only
-    if all were disturbed. If repeats failed or are wrong, the worst of their rows is returned. `ratio` of the combined
-    row is empty.
+    if all were disturbed. If repeats failed or are wrong, the worst of their rows is returned.
     """
     # wrong rows are worse than others, those with the largest error worst
     bad = max(
@@ -248,8 +247,8 @@ class GraphColumns(Columns):
 
 
 def with_divided_launches(rows: Sequence[Result], cases: Sequence[Case], trace: Trace) -> list[Result]:
-    """Return the rows, with the captured time of each CUDA graph's launches divided among its calls by their replayed
-    times.
+    """Return the rows with other captured times: the time of each CUDA graph's launches is divided among the graph's
+    calls in proportion to their replayed times.
 
     Captured times are unchanged if they are times of kernels, or if not all calls of the graph were replayed.
     """

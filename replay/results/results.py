@@ -304,7 +304,7 @@ def rate_of(amount: int | None, time_us: float) -> float | None:
 
 
 def not_run(results: Iterable[Result]) -> set[int]:
-    """Return the numbers of the cases of which no row ran."""
+    """Return the numbers of the cases without any row that is ok or contended."""
     rows = list(results)
     return {row.case for row in rows} - {row.case for row in rows if row.status in RAN}
 

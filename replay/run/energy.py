@@ -1,5 +1,5 @@
-"""Energy and clock of a GPU: the energy that it takes while a call runs, and its clock, which is raised before timing
-and read between timed runs.
+"""Energy that a GPU uses while a call runs, its clock between timed runs, and work that raises the clock before
+timing.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Meter:
     def measure(
         self, run: Callable[[], object], wait: Callable[[], None], seconds: float = SECONDS, idle_s: float = IDLE_S
     ) -> Energy:
-        """Run a call repeatedly, and return the energy of one run from the GPU's counters.
+        """Run a call repeatedly, and return the energy of one run.
 
         seconds : least total time of the runs
         """
@@ -180,7 +180,9 @@ SIZE, WARM_UP_BLOCK_S = 1024, 0.01
 
 @cache
 def warm_up(device: str, seconds: float) -> None:
-    """Keep a GPU busy, once per process, because the clock of an idle GPU takes tenths of a second to rise."""
+    """Keep a GPU busy for some time, because the clock of an idle GPU takes tenths of a second to rise. Later calls for
+    the same device do nothing.
+    """
     # this module is imported to print the help
     import torch
 
@@ -201,7 +203,7 @@ def warm_up(device: str, seconds: float) -> None:
 
 
 class Clocks:
-    """Reads a GPU's clock and throttling between timed runs, never during one; without a GPU, it reads nothing."""
+    """Reads a GPU's clock and throttling between timed runs; without a GPU, it reads nothing."""
 
     def __init__(self, gpu: Gpu | None) -> None:
         self._gpu = gpu
@@ -227,7 +229,9 @@ class Clocks:
         return read_and_announce
 
     def of_row(self, number: int, row: int) -> tuple[float | None, str | None]:
-        """Return the mean clock in MHz during a row's runs, and the reasons for throttling; None for unknown values."""
+        """Return the mean clock in MHz during a row's runs, and the reasons for throttling; None if unknown or not
+        throttled.
+        """
         if (number, row) not in self._spans:
             return None, None
         first, last = self._spans[number, row]

@@ -1,4 +1,4 @@
-"""Columns about the kernels of a call, from the records that an accelerator itself keeps of some runs."""
+"""Columns about the kernels of a call, from the accelerator's own records of some runs."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def with_kernels(row: Result, runs: Sequence[Sequence[LaunchedWork]], context: M
 
 
 def arithmetic_dtype(row: Result, context: Mapping[str, Any]) -> str | None:
-    """Return the name of the dtype in which a row's case computes; TF32 for float32 if `context` allows it."""
+    """Return the name of the dtype in which a row's case computes: that of TF32 if a float32 case may use it."""
     from opgrip.platform.peaks import TF32
     from opgrip.platform.precisions import is_tf32
     from opgrip.replay.operators.contexts import KINDS

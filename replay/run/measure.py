@@ -1,6 +1,4 @@
-"""Measurement of cases: their rows with times, energy and kernels. Several cases are measured in the same rounds; a
-failing case does not affect the others.
-"""
+"""Measurement of the times, energy and kernels of cases, several of them in the same rounds."""
 
 from __future__ import annotations
 
@@ -86,7 +84,7 @@ def measure_cases(
 
     announce : called before each run with case number and row index
     without : numbers of cases that do not run as preceding calls
-    cached_rows : by case and row number, the rows of variants that were compiled before the measurement: with the time
+    cached_rows : rows of the variants that were compiled before, by case number and row number; they contain the time
         of the first call, or the reason why compilation failed
     """
     pages.keep_freed_memory()
@@ -98,7 +96,9 @@ def measure_cases(
 
 
 def windows(cases: Sequence[Case], workload: Workload, most: int = CASES) -> Iterator[list[Case]]:
-    """Yield groups of cases whose arguments fit into memory together, to be measured in the same rounds."""
+    """Yield groups of cases to be measured in the same rounds; the arguments of a group's cases fit into memory
+    together.
+    """
     window: list[Case] = []
     size, time_us = 0, 0.0
     most_bytes = _most_bytes(cases, workload)

@@ -1,6 +1,4 @@
-"""Preparation of a case for timing: its arguments are generated, and it is compiled, run once and checked in each
-mode.
-"""
+"""Preparation of a case for timing: arguments are generated, and the case is compiled, run once and checked."""
 
 from __future__ import annotations
 
@@ -87,9 +85,9 @@ def prepare(
 ) -> list[Prepared]:
     """Return the row of each variant of a case, with the function to time if there is one.
 
-    announce : called before each row with case number and row number
-    cached_rows : by row number, the rows of variants that were compiled before: with the time of the first call, or the
-        reason why compilation failed
+    announce : called with case number and row number before each row is prepared
+    cached_rows : rows of the variants that were compiled before, by row number; they contain the time of the first
+        call, or the reason why compilation failed
     only : number of the only row to prepare; None for all
     """
     preparation = _Preparation(case, workload)

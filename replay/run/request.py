@@ -5,8 +5,7 @@ journal compares it when an interrupted replay resumes. A `Workload` (`replay/ru
 to one trace on one device.
 
 A `Shard` is one of several equal parts of a replay, for processes that do not communicate. The costs of all cases are
-added up in order, and each shard gets the cases in an equal part of the sum. So each case is in exactly one shard, and
-a shard reads only a few of many traces.
+added up in order, and each shard gets the cases in an equal part of the sum.
 """
 
 from __future__ import annotations
@@ -126,9 +125,9 @@ class RunRequest:
     """The cases to replay and how to run them, as plain values that can be sent to other processes.
 
     trace : path of the trace, or name of the samples or operators
-    detail : True to keep the traceback of an error besides its reason
+    detail : True to keep the traceback of an error in addition to its reason
     store : folder for compiled programs; None to keep none
-    profiled : name of the profiler that records the timed runs, or empty; profiled workers exit by themselves
+    profiled : name of the profiler that records the timed runs, or empty
     timelines : folder for the timelines of torch's profiler
     count_work : True to run subgraph cases, samples and backward passes once more to count operations and bytes
     """
@@ -202,7 +201,9 @@ def settle_shard(args: argparse.Namespace) -> None:
 
 
 def shard(text: str) -> Shard:
-    """Return the shard that a text such as `3/16` describes; `auto` is the one that this process's launcher set."""
+    """Return the shard that a text such as `3/16` describes; `auto` is the shard that this process's launcher
+    assigned.
+    """
     if text == AUTO:
         return shard_of_environment(os.environ)
     match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)

@@ -1,4 +1,4 @@
-"""Processes of untrusted candidates, which are stopped except while they answer.
+"""Processes that run untrusted candidates. Each process is stopped except while it answers a request.
 
 A candidate may change everything in its process, so nothing that it reports is believed:
 
@@ -298,10 +298,7 @@ class UntrustedCall:
         return self.results(self.run(args, kwargs))
 
     def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> UntrustedRun:
-        """Run the call on copies of the arguments in new memory.
-
-        Raises the call's error, and `WrongResultError` if the call's process was manipulated.
-        """
+        """Run the call on copies of the arguments in new memory."""
         try:
             return self._run(args, kwargs)
         except (UserError, WrongResultError):
@@ -310,7 +307,9 @@ class UntrustedCall:
             raise
 
     def results(self, run: UntrustedRun) -> list[Any]:
-        """Return the results of the last run, and give its arguments the values that the run left in them."""
+        """Return the results of the last run, and copy the values that the run wrote into its arguments back to
+        them.
+        """
         process = process_of(self.candidate, self.workload)
         for offset, storage in self._places:
             memory_of(storage).copy_(process.shared(offset, storage.nbytes()))
@@ -436,7 +435,7 @@ Check = Callable[[Inputs, RunOutputs], ResultVerdict]
 
 @dataclass(slots=True, kw_only=True)
 class UntrustedFunction(TimedFunction):
-    """A call in another process, with new values and new memory in each run."""
+    """A function that is timed in another process, with new values and new memory in each run."""
 
     call: UntrustedCall
     draw: Callable[[int, int], Inputs]

@@ -1,8 +1,9 @@
 """The process of an untrusted candidate: it runs calls that its parent describes, on memory that both share.
 
 Nothing that this process reports is trusted. The parent compares its times with the parent's clock, and reads results
-from this process's memory (`replay/run/untrusted.py`). The checks that this process makes itself only find the reason
-for a wrong result earlier. The operator runs in a process of the same kind, so that both are timed in the same way.
+from this process's memory (`replay/run/untrusted.py`). The checks in this process are not needed for that; they find
+the reason for a wrong result earlier. The operator runs in a process of the same kind, so that both are timed in the
+same way.
 """
 
 from __future__ import annotations
@@ -183,9 +184,10 @@ def timed(
 
 
 def adopt_orphans() -> None:
-    """Continue in a child process, and end with its status; processes that the child detaches stay below this one.
+    """Fork and continue in the child, while this process waits and then ends with the child's status.
 
-    So the process above, which stops all processes below this one, finds them.
+    A process that detaches from the child becomes a child of this process, so this process's parent can find and stop
+    it.
     """
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     if not (own := os.fork()):

@@ -1,7 +1,4 @@
-"""A request applied to one trace on one device: the loaded trace, its cases, and how each case runs.
-
-This module also creates the rows of cases before they run, and of cases that cannot run.
-"""
+"""A request applied to one trace on one device: the loaded trace, its cases, and their rows before they run."""
 
 from __future__ import annotations
 
@@ -55,7 +52,7 @@ class Workload:
 
     source_cases : selected cases of the trace, before a shard takes its part
     notes : notes for the user about the trace, such as missing values
-    batches : which tensors of the trace have the batch; None if the batch is not scaled
+    batches : which tensors of the trace have a batch dimension; None if the batch is not scaled
     memory : True to measure the memory that a call allocates
     adds_gradients : True if all floating-point arguments require gradients, because the trace does not record which do
     judges_backward : True to judge candidates also on gradients, because the trace has a backward pass
@@ -213,7 +210,9 @@ def recorded_device(trace: Trace) -> str:
 
 
 def device_of(signature: Signature, workload: Workload) -> str:
-    """Return the device on which a call runs in the replay: that of its tensors if one is not on the CPU."""
+    """Return the device on which a call runs in the replay: the accelerator of its tensors, otherwise the workload's
+    device.
+    """
     devices = {workload.place(spec.device) for spec in tensors([signature.args, signature.kwargs])}
     return next((device for device in sorted(devices) if device != "cpu"), workload.device)
 

@@ -153,8 +153,8 @@ SHARE = 0.05  # share of a pass's time; a pass that is disturbed for longer coun
 class Slowdown:
     """Detects passes during which the processor was slowed down, and calls during which other processes used the cores.
 
-    processes : number of processes that run the step on this machine. If they have more threads than there are cores,
-        they compete for the cores; a pass is then never contended, only slowed.
+    processes : number of processes that run the step on this machine. If there are several, and they have more threads
+        than there are cores, they compete for the cores; a pass is then never contended, only slowed.
     """
 
     def __init__(self, processes: int = 1) -> None:
@@ -270,7 +270,7 @@ class SequenceSettings:
     """Settings of a step replay.
 
     place : maps recorded devices to devices of this machine
-    device : device that is named in the result and synchronized
+    device : device that is synchronized, and that the result names
     repeats : number of timed passes; None for as many as `precision` needs within `budget_s` seconds, at least 3
     precision : target for the interquartile range of the passes' times, relative to their median
     room_bytes : memory limit; None for most of the free memory

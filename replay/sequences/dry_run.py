@@ -74,12 +74,8 @@ Filling: TypeAlias = Callable[[StepMemory, tuple[int, ...]], Any]
 class PreparedCall:
     """An operator with its arguments, some of which are taken from the results of earlier calls.
 
-    All other arguments are created once and, if the operator changes them, restored before each pass.
-
     generated : indices of the argument tensors that have their own memory, with values from value models
     place : map from recorded to replay devices
-
-    Raises Unsupported if the arguments cannot be created.
     """
 
     def __init__(
@@ -122,8 +118,6 @@ class PreparedCall:
         """Return positional and keyword arguments; indices that the operator does not check are clamped to valid ones.
 
         storages : for each argument tensor, the number of the storage in `memory` that it uses
-
-        Raises Unsupported if indices cannot be clamped.
         """
         if self._positional is None:
             own_arguments = self._inputs.make()
@@ -152,11 +146,11 @@ def _filled(tree: Any, memory: StepMemory, storages: tuple[int, ...]) -> Any:
 
 
 class GeneratedValues:
-    """Decides whether calls can use the values in memory of earlier calls, and replaces unusable ones by generated
-    values.
+    """Decides whether a call can use the values that earlier calls left in memory, and replaces unusable values by
+    generated ones.
 
-    defers : if True, `allows_floats` returns True without waiting for the device, and `found_excess` reports later
-        whether that was right
+    defers : True to accept floats on an accelerator without waiting for the device; `found_excess` then reports later
+        whether they were acceptable
     """
 
     def __init__(self, values: Mapping[int, ValueModel], place: DeviceMap, seed: int, memory: StepMemory) -> None:
@@ -180,8 +174,8 @@ class GeneratedValues:
             to[first:size].copy_(since[first:size])
 
     def allows_floats(self, spec: TensorSpec, tensor: torch.Tensor) -> bool:
-        """Return True if the floats in a tensor are finite and not far above the recorded maximum, or if that is
-        unknown.
+        """Return True if the floats in a tensor are finite and not far larger than the recorded ones, or if the
+        recorded ones are unknown.
 
         This is checked because a trace misses some writes of the program, and one wrong value can make all later
         results nan.
@@ -235,8 +229,8 @@ class GeneratedValues:
 def never_flowing(signature: Signature, specs: tuple[TensorSpec, ...], values: Mapping[int, ValueModel]) -> set[int]:
     """Return the indices of the argument tensors that are never taken from earlier calls.
 
-    These are arguments of extension functions, which read memory at unchecked indices. Such indices can be integers or
-    columns of floats, so only tensors that cannot be indices are taken from earlier calls.
+    Only extension functions have such arguments, because they read memory at indices that they do not check. Indices
+    can be integers or columns of floats, so only tensors that cannot contain indices are taken from earlier calls.
     """
     if signature.kind != EXTENSION:
         return set()

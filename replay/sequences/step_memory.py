@@ -85,7 +85,7 @@ class StepMemory:
 
     def forget_constants(self) -> None:
         """Release the saved initial values of storages that no call changed. Move the saved values of changed storages
-        from host memory to the device if they fit.
+        from host memory to the device if there is enough room.
         """
         for number, storage in self._outside.items():
             first = self._first.get(number)
@@ -225,7 +225,7 @@ Action: TypeAlias = tuple[bool, int, int]
 
 @dataclass(frozen=True, slots=True)
 class StreamPlan:
-    """On which stream each call of a step runs. Stream 0 is the default stream of the first device that calls use.
+    """The stream on which each call of a step runs. Stream 0 is the default stream of the first device that calls use.
 
     count : number of streams
     of_call : stream of each call; for a call on the host, that of the call before it
@@ -240,7 +240,9 @@ class StreamPlan:
 
 
 def plan_streams(trace: Trace, flow: ProgramFlow, device: str) -> StreamPlan | None:
-    """Return the streams of a trace's calls; None if all calls used one stream, or the device has no streams."""
+    """Return the streams of a trace's calls; None if all calls used the default stream, or `device` is not an
+    accelerator.
+    """
     recorded = trace.own_calls["stream"].fillna(0).to_numpy()
     if not is_accelerator(device) or not recorded.any():
         return None

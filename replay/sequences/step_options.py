@@ -35,7 +35,7 @@ class SequenceOptions:
 
 @dataclass(frozen=True, slots=True)
 class RankLaunch:
-    """A process among the processes that a launcher such as torchrun started together.
+    """One of the processes that a launcher such as torchrun started together.
 
     local_rank, local_world_size : rank among the processes on this machine, and their number; `local_rank` is also the
         accelerator's index
@@ -100,7 +100,7 @@ class RankOptions:
 class SequenceColumns(Columns):
     """Columns about how the calls of a row ran in a step replay.
 
-    A call can lack the results of earlier calls: its arguments are then generated, or it does not run.
+    If a call lacks the results of earlier calls, its arguments are generated, or it does not run.
     """
 
     substituted: int | None = column(
@@ -154,7 +154,7 @@ def rows_of(result: SequenceResult, cases: Sequence[Case], workload: Workload) -
 
 
 def totals_of(result: SequenceResult) -> dict[str, Any]:
-    """Return the totals of a step for the header of a result file; unknown and contended times are None."""
+    """Return the totals of a step for the header of a result file."""
     totals = asdict(result)
     del totals["device"], totals["signatures"], totals["saved"]
     if not result.has_captured_times:

@@ -58,7 +58,7 @@ class Passes:
     contended : passes in which other processes used the cores; only their undisturbed calls can count
     is_contended : True if `kept` contains contended passes because there are no others
     waited_ns : time spent waiting for other processes to leave the cores
-    dropped : number of slowed passes that were repeated
+    dropped : number of slowed passes whose times do not count
     failures, failure : number of passes that failed, and the reason of the last failure
     """
 
@@ -96,7 +96,8 @@ class PairedSaving:
     """The share of a step's time that a mode saves, measured in pairs of passes in the mode and in eager.
 
     saving, error : saved share of the step's time, negative if the mode is slower; half of its 95 % interval
-    own_saving, own_error : part of `saving` in the calls that run in the mode; the rest is in all other calls
+    own_saving, own_error : part of `saving` in the calls that run in the mode, and half of its 95 % interval; the rest
+        is in all other calls
     shares : (signature number, share of the step's time in eager) of the calls that run in the mode
     """
 
@@ -144,7 +145,8 @@ RunPass: TypeAlias = Callable[[Any, str, Any, Slowdown], tuple[Pass, str]]
 def run_timed(dry_run: DryRun, device: str, watch: CallTimer, slowdown: Slowdown) -> tuple[Pass, str]:
     """Run all calls of the step once. `watch` measures each call; `slowdown` finds out whether the pass was disturbed.
 
-    Return the pass, and why the last failing call failed (empty if none failed).
+    Return the pass, and why a call failed (empty if none failed). Without other ranks, the pass ends at a call that
+    fails.
     """
     synchronize, failure = synchronizer(device), ""
     allocator = module_of(device) if is_accelerator(device) else None

@@ -90,7 +90,7 @@ WAITING_TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 class Between:
     """A call that runs between two graphs.
 
-    results : its results while the graphs were captured, to which later results are copied
+    results : the tensors that it returned when the graphs were captured; its later results are copied to them
     """
 
     function: Function
@@ -107,7 +107,7 @@ class Between:
 
 @dataclass(slots=True)
 class StepGraphs:
-    """Passes over a step in graphs of the device, such as CUDA graphs; the first pass captures the graphs.
+    """Replays a step as graphs of the device, such as CUDA graphs; the first replay captures them.
 
     Consecutive calls become one graph if a graph can contain them. Calls that wait for the device or use memory of the
     host, and calls that do not run on the results of earlier calls, run between two graphs. A graph reads and writes
@@ -346,7 +346,7 @@ def measure_passes(
     on_progress: ProgressCallback,
     run_pass: RunPass,
 ) -> Passes:
-    """Complete the dry run, and time passes with the host's clock until the times are precise enough.
+    """Complete the dry run, and time passes with the host's clock until there are enough of them.
 
     memory : newly mapped memory that results of calls should get, by index of the call
     run_pass : function that runs and times one pass, such as `run_timed`
@@ -548,7 +548,7 @@ class Confirmation:
     share : share of the replayed step's time that the calls of candidates take in eager
     calls : number of calls that the candidates ran
     passes : number of timed passes with candidates; as many ran without
-    estimated : saving in the recorded step that is estimated from single calls; None if the trace has no times
+    estimated : saving in the recorded step that is estimated from single calls; None if there is no estimate
     estimated_here : the same for the replayed step, in which the calls take other shares than in the recorded one
     """
 

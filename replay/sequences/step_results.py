@@ -27,7 +27,8 @@ Flags: TypeAlias = "np.ndarray[Any, np.dtype[np.bool_]]"
 class SignatureTimes:
     """How the calls of a signature ran, and their times over all timed passes.
 
-    substituted, not_run, redrawn : number of calls that ran on generated arguments, did not run, or got some new values
+    substituted, not_run : number of calls that ran on generated arguments, and that did not run
+    redrawn : number of calls some of whose input values were generated
     status, reason : status and reason of the row: `ok` if some calls ran, `contended` if other processes used the cores
         in nearly all timings
     samples : number of timings, one for each call that ran in each pass

@@ -112,8 +112,7 @@ def measure_concurrently(
     announce : called before a batch runs, for each of its cases
 
     Concurrent Python threads share the allocator, caches, cores and the interpreter lock; the times include all of
-    this. A call holds the lock until a kernel releases it, so short calls wait for each other on every device. Short
-    calls run in blocks, so that the ten microseconds between the starts of threads do not matter.
+    this. A call holds the lock until a kernel releases it, so short calls wait for each other on every device.
     """
     for group in groups:
         with restored(group.settings), torch.set_grad_enabled(group.grad), no_garbage_collection():

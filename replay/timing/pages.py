@@ -2,7 +2,7 @@
 glibc.
 
 glibc returns a freed block to the system or keeps it, depending on thresholds and neighbouring blocks; a result in a
-returned block costs a page fault per 4 kB. This module prevents glibc from returning freed memory, unless a run is to
+returned block costs a page fault per 4 kB. This module makes glibc keep freed blocks of up to 32 MB, unless a run is to
 use new pages.
 
 If the system provides huge pages on request, torch does not request them, but NumPy does for large arrays. Such a
@@ -52,7 +52,9 @@ CONTROLLED = _LIBRARY is not None  # True if new or resident pages can be chosen
 
 
 def keep_freed_memory() -> None:
-    """Let this process keep freed memory from now on instead of returning it to the system."""
+    """With glibc, let this process keep freed blocks of up to 32 MB from now on, share one arena and use no huge
+    pages.
+    """
     if _LIBRARY is not None:
         _LIBRARY.mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT)
         _LIBRARY.mallopt(M_TRIM_THRESHOLD, 1 << 30)
@@ -64,10 +66,10 @@ def keep_freed_memory() -> None:
 
 @contextmanager
 def keeping_freed_memory() -> Iterator[None]:
-    """Let this process keep freed memory during the block instead of returning it to the system.
+    """Apply `keep_freed_memory` in the `with` block.
 
-    Afterwards, malloc's thresholds for mapping and for trimming have the values that glibc itself chooses once large
-    memory was freed.
+    Afterwards, malloc's thresholds for mapping and for trimming are the highest that glibc chooses by itself, 32 and 64
+    MB.
     """
     huge_pages_disabled = _prctl(PR_GET_THP_DISABLE, 0)
     keep_freed_memory()
@@ -90,18 +92,21 @@ def _prctl(option: int, value: int) -> int:
 
 
 def give_back() -> None:
-    """Return all freed memory of this process to the system, so that the next result is in newly mapped pages."""
+    """Return freed memory of this process to the system, so that the next result is in newly mapped pages; only with
+    glibc.
+    """
     if _LIBRARY is not None:
         _LIBRARY.malloc_trim(0)
 
 
 def touch(size: int) -> None:
-    """Write `size` bytes of freed memory, so that their pages are resident."""
+    """Allocate, write and free `size` bytes, so that the next result of this size is in resident pages."""
     torch.empty(size + LARGE, dtype=torch.uint8).fill_(0)
 
 
 def arrange(sizes: Sequence[int], fresh_bytes: int) -> None:
-    """Allocate and free blocks so that the next blocks of these sizes have `fresh_bytes` in newly mapped pages.
+    """Allocate and free blocks so that, if possible, the next blocks of these sizes have `fresh_bytes` in newly mapped
+    pages.
 
     If `fresh_bytes` exceeds the sum of the sizes, other memory of the operator will be in new pages too.
     """
@@ -161,7 +166,7 @@ class FaultCount:
         return faults() - self._before.ru_minflt
 
     def were_slow(self, duration_ns: float) -> bool:
-        """Return True if the page faults took at least twice as long as usual, as after a VM returned memory."""
+        """Return True if the page faults took at least twice as long as usual, and at least `SLOW_TICKS` longer."""
         fault_ns = usual_fault_ns()
         usual_ns = None if fault_ns is None else fault_ns * self.faults
         if usual_ns is None or duration_ns < SLOW * usual_ns / torch.get_num_threads():

@@ -1,4 +1,4 @@
-"""Times of a case's runs, and the criteria by which there are enough of them."""
+"""Times of a case's runs, and the criteria for when there are enough of them."""
 
 from __future__ import annotations
 
@@ -109,7 +109,8 @@ class Samples:
     def weights(self) -> list[float] | None:
         """Share of the program's calls that each run represents, in order; None if all are equal.
 
-        A run represents at most a third of the calls, so that the median is never the time of a single run.
+        With three or more runs, a run represents at most a third of the calls, so that the median is never the time of
+        a single run.
         """
         strata = self._select_strata()
         if self._alike or len(self.times) == 1:

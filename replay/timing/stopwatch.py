@@ -100,11 +100,12 @@ def keep_busy(device: str, launch_ns: float) -> None:
 
 @dataclass(slots=True)
 class LaunchTime:
-    """The time that launching a call takes, for which the device is kept busy before the next run.
+    """The time that launching a call takes. The device is kept busy for this time before the next run, so that the time
+    of the call does not include its launch.
 
-    So the call's time does not include its launch. A call that waits for the device also waits until the device is no
-    longer busy, so its launch time and the busy time would grow from run to run. Therefore, most runs of such a call
-    get the shortest launch time so far, and a longer one is tried again every `RETRIED` runs.
+    A call that waits for the device also waits until the device is no longer busy, so its launch time and the busy time
+    would grow from run to run. Therefore, most runs of such a call get the shortest launch time so far, and a longer
+    one is tried again every `RETRIED` runs.
 
     ns : expected time of the next launch; 0 if unknown
     outlasting : number of launches that took longer than the device was kept busy

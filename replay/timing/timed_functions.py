@@ -140,7 +140,6 @@ class TimedFunction:
 
     @property
     def is_launch_bound(self) -> bool:
-        """True if the device had to wait for the host's launch in most runs."""
         return self._launch.is_waited_for
 
     def ready(self, count: int) -> list[Arguments]:
@@ -306,9 +305,7 @@ class TimedCase:
         return self._order if arrangement < self._size else self._order[::-1]
 
     def needs_runs(self, effort: Effort) -> bool:
-        """Return True if one of the functions lacks times, because all functions of a case get the same number of
-        runs.
-        """
+        """Return True if any function needs another run; all functions of a case get the same number of runs."""
         most = MOST if effort.iterations is None else effort.iterations
         return any(function.samples.done(effort) is None and len(function.samples) < most for function in self.active)
 

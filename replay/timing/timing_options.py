@@ -18,7 +18,7 @@ MOST = 512 << 20
 
 
 def flusher(device: str) -> Callable[[], None]:
-    """Return a function that evicts all data from a device's last-level cache by writing twice its size."""
+    """Return a function that evicts the data in a device's last-level cache by writing to other memory."""
     import torch
 
     from opgrip.platform.machine import last_cache_bytes

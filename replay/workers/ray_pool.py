@@ -117,9 +117,9 @@ class Pool:
     ) -> Iterator[tuple[RaySlot, RayTask, Any]]:
         """Distribute tasks to the workers; yield (worker, task, rows) for each finished task.
 
-        The rows are None for a task that ended too many workers.
+        The rows are None for a task during which too many workers died.
 
-        submit : function that sends a task to a worker and returns the reference to its message
+        submit : function that sends a task to a worker, and returns Ray's reference to the worker's answer
         """
         queue = deque(tasks)
         while queue or self._busy:
@@ -325,8 +325,8 @@ class RayExecutor:
         return {**pool.about, "environment": environment, "machines": dict(pool.machines)}
 
     def compile(self, workload: Workload, done: Collection[int], reporter: Reporter, may_fork: bool) -> CachedRows:
-        """Compile the functions of rows on all workers before any worker measures; return these rows by case and row
-        number.
+        """Compile, on all workers, the functions of the rows whose mode needs a compiler; return these rows by case
+        number and row number.
 
         done : numbers of finished cases, which are left out
         may_fork : not used, because workers decide whether they fork
@@ -432,7 +432,7 @@ WAIT_S, POLL_S = 60.0, 0.2  # times in seconds: to wait for processors of other 
 
 
 class Processors:
-    """Processors to which this process and its children are pinned, and which no other worker of this user uses.
+    """Pins this process and its children to processors that no other worker of this user uses.
 
     Each processor has a locked file, which the system unlocks when this process ends.
 
@@ -559,9 +559,7 @@ class RayWorker:
     ) -> bytes:
         """Measure cases in the same rounds, and return a message with the rows of each case.
 
-        number : number of the workload in the user's command; its trace is loaded once
         repeat : number of the repeat; each repeat has a new process
-        bundle : list with a reference to the request and its files
         cached : (case number, row number, row) of each compiled program
         """
 

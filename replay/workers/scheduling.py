@@ -37,18 +37,14 @@ PARTS = 4
 
 
 def rows_ahead(workload: Workload, done: Collection[int] = ()) -> list[Row]:
-    """Return the rows, as (case, variant), whose mode needs a compiler.
-
-    done : case numbers that are left out
-    """
+    """Return the rows, as (case, variant), whose mode needs a compiler, without those of the case numbers in `done`."""
     slow = {name for name in workload.request.modes.all_names if find_mode(name)[0].ahead}
     cases = [case for case in workload.cases if case.number not in done and case.signature.raised is None]
     return [(case, variant) for case in cases for variant in workload.variants(case) if variant.mode in slow]
 
 
 def in_parts(rows: Collection[Row], workload: Workload, jobs: int) -> list[tuple[list[Row], int]]:
-    """Split rows into parts whose functions are compiled one part after the other; return each part with its number of
-    processes.
+    """Split rows into parts that are compiled one after the other; return each part with its number of processes.
 
     All processes share the memory and the time of one accelerator, and a compiler that autotunes measures times, so
     rows that autotune on an accelerator are compiled by a single process.
@@ -74,11 +70,11 @@ def make_ahead(
     may_fork: bool = False,
     advance: Callable[[], None] = lambda: None,
 ) -> dict[int, dict[int, Result]]:
-    """Compile the functions of rows; return these rows by case and row number, with the time of the first call or the
-    reason of a failure.
+    """Compile the functions that the given rows will time. Return these rows by case number and row number; they
+    contain the time of the first call, or the reason why compilation failed.
 
-    A row that ran out of memory is left out and compiled again when it is timed: other processes may have used the
-    memory.
+    A row whose compilation ran out of memory is left out and compiled again when it is timed, because other processes
+    may have used the memory.
 
     advance : function called after each row
     """
@@ -140,8 +136,8 @@ def run_cases(
     """Return an iterator that yields the rows of each case when it is done; each device has one worker process.
 
     done : numbers of cases to leave out
-    cached_rows : by case and row number, the rows of variants that were compiled before: with the time of the first
-        call, or the reason why compilation failed
+    cached_rows : rows of the variants that were compiled before, by case number and row number; they contain the time
+        of the first call, or the reason why compilation failed
     """
     without: list[int] = []
     dealt = DealtWindows(workload, done)

@@ -1,7 +1,7 @@
 """A worker process that measures cases, and both ends of its connection.
 
-A case that crashes or hangs ends the worker process and costs its own row; the process then restarts without this case.
-`python -m opgrip.replay.workers.worker` is a worker process that was not forked. Messages are lines of JSON.
+A case that crashes or hangs ends the worker process; a new process then runs the other cases. `python -m
+opgrip.replay.workers.worker` is a worker process that was not forked. Messages are lines of JSON.
 """
 
 from __future__ import annotations
@@ -93,12 +93,12 @@ class Worker:
     def measure(self, cases: Sequence[Case], without: list[int], cached_rows: CachedRows) -> Lane:
         """Yield the rows of cases that are measured in the same rounds, or None while no rows are ready.
 
-        If a case ends the process, its rows contain the reason, and a new process runs the other cases.
+        If a case ends the process, the row that was running contains the reason, and a new process runs the rest.
 
         without : numbers of cases that must not run as preceding calls of timed cases; a case that ends the process
-            there is added
-        cached_rows : by case and row number, the rows of variants that were compiled before: with the time of the first
-            call, or the reason why compilation failed
+            while it runs as a preceding call is added
+        cached_rows : rows of the variants that were compiled before, by case number and row number; they contain the
+            time of the first call, or the reason why compilation failed
         """
         workload = self._workload
         remaining = {case.number: case for case in cases}

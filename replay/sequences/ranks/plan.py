@@ -23,8 +23,8 @@ HINT = "merge the traces of all ranks: opgrip trace merge step.rank*.jsonl -o st
 
 
 def recorded_ranks(trace: Trace) -> dict[int, int | None]:
-    """Return each rank's process number in a merged trace, or None in other traces; raise `UserError` if no rank is
-    known.
+    """Return the process number of each rank in a merged trace, or None for each rank of another trace; raise
+    `UserError` if no rank is known.
     """
     headers = trace.header.get("processes")
     ranks: dict[int, int | None] = {}
@@ -138,7 +138,7 @@ _Line: TypeAlias = tuple[GroupKey, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Description of one kind of collective call in one rank, which the descriptions of the other ranks have to match.
+    """Description of a collective call in one rank, to be compared with the calls of the other ranks.
 
     kind, reduction, peer, member_bytes, dtype, splits : as in `ReplayedCollective`
     rank : position of this rank in the group
@@ -220,7 +220,7 @@ class Meeting:
 class RankPlan:
     """The collectives of a step that run; the plan is equal in all ranks.
 
-    groups : ranks in each group to create; all ranks create them in this order
+    groups : the groups to create, with the ranks in each; all ranks create them in this order
     left_out : for each rank, the reasons why collectives do not run, by their index among the rank's collectives
     """
 
@@ -234,7 +234,7 @@ Table: TypeAlias = tuple[Sequence[Offer], Sequence[int]]
 
 
 def make_plan(tables: Sequence[Table], scale: bool) -> RankPlan:
-    """Return the plan, which says which collectives run, from the descriptions of all ranks.
+    """Decide which collectives run, from the descriptions of all ranks.
 
     Calls of different ranks match if they have the same position in the order of their group. If ranks disagree about a
     collective, it and all later ones of the group are left out, because they cannot be matched.

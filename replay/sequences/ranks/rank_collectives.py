@@ -57,8 +57,9 @@ class ReplayedCollective:
 
     kind : kind of collective, such as all-reduce
     reduction : torch's name of the reduction in upper case; empty if the kind has none
-    peer : rank within the group of the root, or of the other side of a message; None if there is none
-    form : how the tensors contain the members' parts: `flat`, `lists`, or empty
+    peer : position in the group of the root, or of the other side of a message; None if there is none
+    form : `flat` if one tensor contains the parts of all members, `lists` if each part is a tensor, empty if the
+        tensors are not divided
     makes_result : True if it returns new tensors, as functional collectives do, instead of writing into arguments
     is_async : True if the program continued before the collective had ended
     member_bytes : size of the part that a member sends or receives; for an all-to-all, of everything that this rank
@@ -279,8 +280,8 @@ class GroupMembers:
         return len(self.present) == self.size
 
     def rank_of(self, place: int | None) -> int:
-        """Return the rank in this replay of the member at a position in the recorded group; for an absent member, that
-        of the first member.
+        """Return the rank in this replay of the member at a position in the recorded group, or the rank of the first
+        member if that member is absent.
         """
         return self.ranks[self.present.index(place)] if place in self.present else self.ranks[0]
 
@@ -291,7 +292,7 @@ _scatter_flat = getattr(distributed, "reduce_scatter_single", distributed.reduce
 
 
 def backend_for(device: str) -> str:
-    """Return torch's name of the collectives backends for a device and the CPU; raise `UserError` if it has none."""
+    """Return torch's name of the collectives backends for a device and the CPU; raise `UserError` if torch has none."""
     kind = torch.device(device).type
     if kind == "cpu":
         return GLOO
@@ -521,7 +522,7 @@ class RankExchange:
         place : index of its call
         is_async : True to return before it has ended
 
-        Raises Unsupported if the group's backend cannot run it; all ranks of the group raise it then.
+        Raises Unsupported if the group's backend cannot run it.
         """
         self._synchronize()
         start = perf_counter_ns()

@@ -166,7 +166,7 @@ def clock_offsets_ns(control: Control) -> list[int]:
 
 
 def machine() -> str:
-    """Return an identifier of this machine that is valid until it is restarted."""
+    """Return an identifier of this machine that stays the same until the machine restarts; empty if there is none."""
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return ""
@@ -435,7 +435,8 @@ def replay_step(
     control: Control,
     on_progress: ProgressCallback = ignore_progress,
 ) -> RankStep:
-    """Run the calls of this rank, `part`, together with the other ranks, and return its results.
+    """Run the calls of this rank, which the trace `part` contains, together with the other ranks; return this rank's
+    results.
 
     Raises UserError if a rank ends, or if a collective for which others wait cannot run; ranks that learn of it from
     another one exit.
@@ -599,7 +600,9 @@ class RankDryRun(DryRun):
         super().begin()
 
     def meets_others(self, call: FlowingCall, plan: CallPlan) -> bool:
-        """Wait for collectives that must have ended before a call; if it is a collective, run it and return True."""
+        """Wait for collectives that must have ended before a call; if it is a collective that runs, run it and return
+        True.
+        """
         self.exchange.before(self.place_of(call))
         if not self.runs_with_others(call):
             return False

@@ -53,8 +53,8 @@ class Executor(Protocol):
         """Return facts about machines and devices for the header of results; call it after the cases have run."""
 
     def compile(self, workload: Workload, done: Collection[int], reporter: Reporter, may_fork: bool) -> CachedRows:
-        """Compile the functions of the rows whose mode needs a compiler; return these rows, with the time of the first
-        call, by case and row number.
+        """Compile the functions of the rows whose mode needs a compiler. Return these rows by case number and row
+        number; they contain the time of the first call, or the reason why compilation failed.
 
         done : numbers of finished cases, which are left out
         may_fork : True if this process has not used torch yet, so that it can be forked
@@ -154,7 +154,8 @@ class EngineOptions:
     )
 
     def check(self, devices: Sequence[str] = (), pin: Sequence[int] = ()) -> None:
-        """Raise `UserError` if an option is only valid for another executor.
+        """Raise `UserError` if an option does not apply to the chosen executor, or if bubblewrap cannot run for
+        `--sandbox`.
 
         devices, pin : values of `--device` and `--pin`
         """
@@ -188,13 +189,15 @@ class LocalExecutor:
         check_equal(workload.devices)
 
     def machine_kind(self, workload: Workload) -> str:
-        """Return the kind of this machine's processor; asking for accelerators would create a context on them."""
+        """Return the kind of this machine's processor. Accelerators are left out, because asking for them would
+        initialize them.
+        """
         from opgrip.replay.results.origins import this_machine
 
         return this_machine("cpu").kind
 
     def about(self, workload: Workload) -> dict[str, Any]:
-        """Return facts about the device and this machine for the header; this creates a context on the device."""
+        """Return facts about the device and this machine for the header; this initializes the device."""
         from opgrip.replay.operators.devices import facts_of, name_of
         from opgrip.replay.results.origins import describe_environment
 

@@ -48,9 +48,10 @@ def _check_reachable(address: str | None) -> None:
 @executors.register("ray")
 @contextmanager
 def start_ray(options: EngineOptions, processors: int | None = None) -> Iterator[RayExecutor]:
-    """Connect to a Ray cluster and yield an executor; without an address, start a cluster here for the block.
+    """Connect to a Ray cluster and yield an executor; without an address, start a cluster here for the `with` block.
 
     processors : number of processors that a cluster on this machine offers; None for those available to this process
+
     Raises `UserError` if ray is not installed, or the cluster cannot be reached.
     """
     # loads torch, and this file is imported to show the help
