@@ -42,7 +42,7 @@ DLOP_ENTRY = "class_entry"  # name of `entry` in DLOP-Bench's grip
 
 
 class Gripping:
-    """Functions whose calls are recorded until `close` is called, or the block or the program ends.
+    """Functions whose calls are recorded until `close` is called, or the `with` block or the program ends.
 
     written : folders of the written samples
     refused : reason why a function could not be gripped, by function name
@@ -104,7 +104,7 @@ class Gripper:
         by_reference: bool = False,
         **unknown: Any,
     ) -> Any:
-        """Decorate a function to record `calls` calls, and write them, or fewer when the program ends, as a sample.
+        """Decorate a function so that `calls` of its calls, or fewer when the program ends, are written as a sample.
 
         Parameters
         ----------
@@ -140,7 +140,7 @@ class Gripper:
         to: str | Path = GRIPS,
         by_reference: bool = False,
     ) -> Gripping:
-        """Grip functions by name in all modules, in a block or until the program ends.
+        """Grip functions by name in all modules, in a `with` block or until the program ends.
 
         Parameters that are not described here are the same as in `grip`.
 

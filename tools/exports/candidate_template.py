@@ -82,7 +82,7 @@ def file_of_operator(trace: Trace, target: str, op: str, extensions: Sequence[st
 
     target : name of the trace on command lines
 
-    Raises UserError if no call of the operator is recorded, or it cannot be replayed.
+    Raises UserError if no call of the operator is recorded, or if the operator cannot be replayed.
     """
     cases = make_cases(trace)
     own = [case for case in cases if case.op == op]
@@ -148,7 +148,6 @@ def _setting(leaf: Any) -> str:
 
 
 def file_of_sample(name: str) -> CandidateFile:
-    """Return a file to start from, with a function that calls a sample."""
     if name not in samples():
         raise UserError(f"unknown sample {name!r}", did_you_mean(name, samples(), "see opgrip samples list"))
     own = samples()[name]

@@ -43,7 +43,7 @@ def export_case(trace: Trace, number: int, mode: str = "eager") -> str:
     """Return the source of a script that runs one call of a trace.
 
     number : number of the call's signature in the trace
-    mode : mode in which the script also runs the call, such as `compile`
+    mode : mode in which the script runs the call, in addition to eager
 
     Raises UserError if the trace has no such signature, or if running it needs more than torch.
     """
@@ -87,9 +87,9 @@ def export_unit(trace: Trace, name: str, unit: str, mode: str) -> tuple[str, str
 
     name : path of a module, or `file:function`, followed by the phase unless it is forward
     unit : `module` or `function`
-    mode : mode in which the script also runs it, such as `compile`
+    mode : mode in which the script runs the operators, in addition to eager
 
-    Raises UserError if the trace has no such module or function, or if running it needs more than torch.
+    Raises UserError if the trace has no calls of the module or function, or if running them needs more than torch.
     """
     words = name.split() or [""]
     phase = words[-1] if words[-1] in PHASES else PHASES[0]
@@ -119,7 +119,7 @@ def _function_of(links: Links) -> ScriptFunction:
 def recorded_source(links: Links, name: str, settings: Mapping[Any, str], others: Sequence[str] = ()) -> str:
     """Return the source of a function that makes the recorded calls of a subgraph.
 
-    Its parameters are the tensors from outside, `x0` and so on, and `others`.
+    Its parameters are the tensors that the subgraph takes from outside (`x0`, `x1` and so on), and `others`.
 
     settings : source of each device, dtype and generator among the arguments
 
@@ -176,7 +176,7 @@ def export_sample(sample: SampleFolder, number: int, mode: str) -> tuple[str, st
     The sample's code is not run.
 
     number : number of the recorded call, from 0
-    mode : mode in which the script also runs it, such as `compile`
+    mode : mode in which the script runs the call, in addition to eager
 
     Raises UserError if the call does not exist, or if running it needs more than torch.
     """

@@ -97,7 +97,9 @@ def _measures(item: pytest.Item) -> bool:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Compare a test's results with the baseline; fail the test if a condition on the comparison (a gate) fails."""
+    """Compare a test's results with the baseline; fail the test if a condition on the comparison (a gate) fails or
+    cannot be decided.
+    """
     try:
         value = yield
     finally:

@@ -147,7 +147,8 @@ def save_rows(rows: Sequence[TestRow], headers: Sequence[dict[str, Any]], path: 
 def join_headers(headers: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return one header for the results of several replays.
 
-    A field has its value from the first header that contains it; `trace` and `device` list the values of all headers.
+    A field has its value from the first header that contains it; `trace` and `device` list the values of all headers,
+    and `trace_hash` is left out if the headers differ in it.
     """
     joined: dict[str, Any] = {}
     for header in reversed(headers):
@@ -166,7 +167,7 @@ MOST_OF_SHAPES = 48
 
 
 def print_summary(benchmarks: Benchmarks, reporter: pytest.TerminalReporter) -> None:
-    """Print a table of the tests' times, how the machine differs from the baseline's, the outcomes of gates, and
+    """Print a table of the tests' times, the settings that differ from the baseline's, the outcomes of gates, and
     notes.
     """
     if not benchmarks.lines and not benchmarks.notes:
@@ -267,7 +268,7 @@ class Line:
     base_us : median in the baseline; None if it has no time
     ratio, low, high : time divided by the baseline's, and the interval of this ratio; None if either has no time
     verdict : verdict of the comparison; empty without a baseline
-    reason : why the comparison is inconclusive, such as a busy machine
+    reason : why the interval is wide, such as a busy machine
     """
 
     op: str
@@ -299,7 +300,7 @@ class Judged:
     held: Sequence[Held] = ()
 
     def broken(self, test: str) -> list[str]:
-        """Return a line for each gate that failed or is undecided and that uses rows of this test, or the total."""
+        """Return a line for each failed or undecided gate, unless only rows of other tests caused its outcome."""
         own = {id(row) for name, row in (*self.rows, *self.base_rows) if name == test}
         return [
             item.line

@@ -589,7 +589,7 @@ def _without(words: Sequence[str], options: Sequence[str]) -> Iterator[str]:
 
 
 def command_of(header: Mapping[str, Any], row: Result) -> str:
-    """Return the command that replays the cases of a row's operator again, with the options of the row's run."""
+    """Return the command that replays the cases of a row's operator again."""
     program, *arguments = shlex.split(str(header.get("command", ""))) or [""]
     if program == "opreplay":
         words = [program, *_without(arguments, _SELECTING), "--op", row.op]

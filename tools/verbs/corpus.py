@@ -110,8 +110,8 @@ def _cover(corpus: Corpus, args: argparse.Namespace) -> None:
 
 
 def span(text: str) -> tuple[int, int | None]:
-    """Return the smallest and the largest number that a text such as `2`, `2:`, `:3`, `2:5` or `all` allows; None for
-    no limit.
+    """Return the smallest and the largest number of models that a text such as `2`, `2:`, `:3` or `2:5` allows; None
+    for no limit. For the text `all`, the smallest number is `ALL`.
     """
     if text == "all":
         return ALL, None

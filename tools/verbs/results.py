@@ -34,7 +34,6 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 
 
 def read_runs(store: Path | None, *names: str) -> list[Results]:
-    """Return the results of files, or of runs of the results store, given by name."""
     from opgrip.replay.comparison.results_store import Store
     from opgrip.replay.outcome import read_run
 

@@ -118,7 +118,9 @@ def steps(text: str) -> tuple[int, int | None]:
 
 
 def span(text: str) -> tuple[int, int | None]:
-    """Return start and end in ns that a text such as `1.5s:2s` means, in seconds without a unit; None for no end."""
+    """Return start and end in ns for a text such as `1.5s:2s`, in which numbers without a unit are seconds; None for no
+    end.
+    """
     first, colon, end = text.partition(":")
     if not colon:
         raise argparse.ArgumentTypeError(f"{text!r} is not an interval such as 1.5s:2s")
