@@ -109,7 +109,7 @@ def _is_file(name: str) -> bool:
 
 def members_of(inputs: Iterable[str]) -> Members:
     """Return the files that the arguments of a command select. Raises UserError if a file does not exist, a pattern
-    matches nothing, or no file is found.
+    matches nothing, or a folder contains no trace.
 
     inputs : traces, files of other tools, folders of such files, `zoo`, or `zoo:PATTERN`
     """
@@ -267,7 +267,7 @@ def weighted(frame: pd.DataFrame) -> pd.DataFrame:
     """Return a corpus's table with the column `weight`, the weight of the row's trace in statistics over models.
 
     All models of a source have the same weight, which the traces of the model share equally. If no trace of a model has
-    times, they share it in proportion to their numbers of calls.
+    times, each trace's part is proportional to its number of calls.
     """
     traces = frame.groupby("trace", sort=False).agg(
         source=("source", "first"), model=("model", "first"), time_us=("time_us", "sum"), calls=("count", "sum")

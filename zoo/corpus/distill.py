@@ -49,7 +49,8 @@ PAGE_BYTES = 4096  # page size of the trace that is written
 
 @dataclass(frozen=True, slots=True)
 class Surrounding:
-    """How many calls of each signature, and how many calls before each of them, are written to a distilled trace.
+    """How many calls of each signature, and how many calls before each of these calls, are written to a distilled
+    trace.
 
     places : number of calls of the signature to write, evenly spaced over all of its calls
     before : number of calls to write before each of them; they affect its time through the caches

@@ -42,14 +42,15 @@ class Summary:
     """A summary table of a corpus.
 
     by : the kind of row, a key of `BY` such as `op`
-    table : one row per source and value of the columns `BY[by]`, sorted by falling share within each source. All tables
-        have the columns source, the columns of `BY[by]`, models and traces (how many of them have such calls), calls
-        (number of calls), signatures (number of distinct signatures), time_us and share (share of the source's time:
-        each model of a source has the same weight, and the shares of a source sum to 1). A table by operator also has
-        quantiles of the number of elements of a call's largest tensor, and the most frequent shapes and dtypes, with
-        the same weight for each trace. A table by model also has `operators` (number of operators that the model
-        calls), `own_operators` (number of them that no other model calls) and `alike` (share of its signatures that
-        other models have too).
+    table : by `row`, the table of the corpus. Otherwise one row per source and value of the columns `BY[by]`, sorted by
+        falling share within each source, with the columns source, the columns of `BY[by]`, models (number of models
+        with such calls; not by model), traces (number of traces with such calls), calls (number of calls), signatures
+        (number of distinct signatures; not by signature), time_us and share (share of the source's time: each model of
+        a source has the same weight, and the shares of a source sum to 1). A table by operator also has quantiles of
+        the number of elements of a call's largest tensor, and the most frequent shapes and dtypes, with the same weight
+        for each trace. A table by model also has `operators` (number of operators that the model calls),
+        `own_operators` (number of operators that no other model calls) and `alike` (share of the model's signatures
+        that other models have too).
     models : number of models of each source
     """
 

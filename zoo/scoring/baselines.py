@@ -46,7 +46,7 @@ class BaselineCase:
     """Time of one case in a baseline.
 
     count : number of calls of the case in the program
-    median_us : median time of a call; None if the case failed or its results were wrong
+    median_us : median time of a call; None if the case was not ok
     deviation : standard deviation of the logarithm of `median_us`
     """
 
@@ -284,9 +284,9 @@ Times = Mapping[tuple[str, str], float]  # time in us by trace and key
 
 
 def times_of(results: Results) -> Times:
-    """Return the times of the cases that were run as recorded, from the results of a replay of several traces. Raises
-    UserError if the results were made with options that change times, or with several numbers of threads or cache
-    states.
+    """Return the times of the cases that were run in eager mode as recorded, from the results of a replay of several
+    traces. Raises UserError if the results were made with options that change times, or with several numbers of threads
+    or cache states.
     """
     if unusual := unusual_in(results):
         raise UserError(f"these results were made with {', '.join(unusual)}", "replay the traces without these options")
@@ -337,8 +337,8 @@ def is_plain_but_threads(row: Result) -> bool:
 
 
 def is_replay_of(times: Times, others: Times) -> bool:
-    """Return True if most times in `times` and `others` are equal up to rounding, which shows that both come from the
-    same replay.
+    """Return True if most of the times that both `times` and `others` contain are equal up to rounding, which shows
+    that both come from the same replay.
     """
     shared = [(time, others[pair]) for pair, time in times.items() if pair in others]
     # two replays have a few equal times by chance, and a baseline rounds to five digits

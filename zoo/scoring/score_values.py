@@ -76,7 +76,7 @@ class TraceScore:
     def score(self) -> float | None:
         """The baseline's time divided by the replay's time, to which a charge is added for each case that is not ok.
 
-        None if no case of the baseline was replayed, or if the charge is unknown, because no case is ok.
+        None if no case of the baseline was replayed, or if no plausible speed is known.
         """
         speed = self.speed or self.pace
         if speed is None or not self.base_us or not self.statuses:
@@ -146,7 +146,7 @@ class Score:
     """The score of all models in one run configuration.
 
     baseline : machine of the baseline; empty without a baseline
-    interval : 95 % confidence interval of the score over models like these; None for a single model
+    interval : 95 % confidence interval of the score over models like these; None for fewer than two models
     of_traces : number of traces in the baseline
     slowed : share of the replayed cases that other processes slowed down
     unmatched : number of traces of the baseline that were requested, but of which no case was selected

@@ -79,7 +79,8 @@ OF_DEVICE = (
 
 
 def is_left_out(row: Result) -> bool:
-    """Return True if a case does not count, because its operator exists only for another kind of device.
+    """Return True if a case does not count, because it is unsupported and its operator exists only for another kind of
+    device.
 
     For example, a kernel of cuDNN cannot run on a CPU, and has no equivalent there.
     """
