@@ -20,7 +20,7 @@ from opgrip.replay.results.results import CONTENDED, FAILED, OK, TIMEOUT, UNSUPP
 
 FASTER_MEANS = (
     "speed-up: geometric mean over the cases; by calls: the same mean, weighted by number of calls; "
-    "faster, slower: number of cases of which nine of ten paired runs are faster or slower"
+    "faster, slower: number of cases in which nine of ten paired runs are faster or slower"
 )
 FIRST_MEANS = "first calls s: total time in seconds of the first call of each case, with compiling and loading"
 

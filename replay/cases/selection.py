@@ -42,7 +42,7 @@ class Selection(Cut):
     )
     samples: tuple[str, ...] = option(
         (),
-        "with --unit function: folder of samples that you trust, whose code runs the calls of functions that "
+        "with --unit function: folder of samples that you trust; their code runs for the function calls that "
         "opcapture --grip recorded; can be repeated",
         repeated=True,
         metavar="FOLDER",
@@ -85,7 +85,7 @@ class Selection(Cut):
     )
     label: tuple[str, ...] = option(
         (),
-        "replay only calls within record_function labels that match; can be repeated",
+        "replay only calls in record_function blocks whose labels match; can be repeated",
         repeated=True,
         metavar="GLOB",
         only=("single cases", "traces"),
@@ -93,7 +93,7 @@ class Selection(Cut):
     )
     split: bool = option(
         False,
-        "add a row for each place in the program at which a call takes a different time",
+        "replay calls of one signature as several cases if their times differ between places in the program",
         only=("single cases", "traces"),
         role=RUN,
     )
@@ -108,7 +108,7 @@ class Selection(Cut):
     # True if candidates select the calls: errors name `--candidate`, and the case of a module is its forward pass
     for_candidates: bool = False
     unbounded: bool = option(False, UNBOUNDED_HELP, only=("traces",), role=CASES)
-    partial: bool = option(False, "replay the readable part of a cut or damaged trace", only=("traces",), role=CASES)
+    partial: bool = option(False, "replay the readable part of a damaged trace", only=("traces",), role=CASES)
 
     @property
     def selects_all(self) -> bool:
@@ -212,14 +212,14 @@ def unconverted(trace: Trace) -> str | None:
         if len(dropped) > MOST_REASONS
         else ""
     )
-    return f"{calls} of the file not converted: {listing}{more}"
+    return f"{calls} of the file could not be converted: {listing}{more}"
 
 
 def no_calls(trace: Trace) -> UserError:
     """Return the error for a trace without calls; if a converter left calls out, its hint says why."""
     if lost := unconverted(trace):
         return UserError("no call of the file can be replayed", lost)
-    return UserError("the trace contains no calls", "capture a program that runs some")
+    return UserError("the trace contains no calls", "capture a program that calls operators")
 
 
 FORWARD, BACKWARD = "forward", "backward"
@@ -283,7 +283,7 @@ class PointOptions:
         if most <= processors:
             return ()
         there_are = f"{processors} processors" if processors > 1 else "one processor"
-        return (f"{most} threads would share {there_are}, and this process may use no others",)
+        return (f"{most} threads would share {there_are}: this process may use no others",)
 
     @property
     def is_sweep(self) -> bool:

@@ -65,7 +65,7 @@ def _refusal(signature: Signature, argument_leaves: list[object]) -> str | None:
         if isinstance(leaf, TensorSpec) and leaf.cls == STORAGE:
             return f"{signature.op} takes a storage, which a graph cannot hold"
         if isinstance(leaf, Opaque):
-            return f"a trace cannot hold an argument of {signature.op}, of type {leaf.type_name}"
+            return f"{signature.op} takes an argument of type {leaf.type_name}, which a trace cannot hold"
         if isinstance(leaf, NamedSpec):
             return f"{signature.op} takes {leaf.name}, which a graph cannot hold"
         if isinstance(leaf, GroupSpec | ReductionSpec):

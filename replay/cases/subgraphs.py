@@ -420,7 +420,7 @@ def _slots(
     indices: dict[int, int] = {}
     for path, part in module.named_modules():
         if isinstance(part, nn.RNNBase):
-            raise Unsupported(f"{type(part).__name__} keeps its parameters in a list: call the operator in a function")
+            raise Unsupported(f"{type(part).__name__} keeps its parameters in a list: give a function that calls it")
         for name, own in [*part._parameters.items(), *part._buffers.items()]:
             if own is None:
                 continue

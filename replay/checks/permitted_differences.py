@@ -110,7 +110,7 @@ def chosen_otherwise(
         values, expected_values = actual[0].cpu(), reference[0].cpu()
         pointed = _gathered(bound, ours)
         fine = reasons[1] is None and values.dtype == expected_values.dtype and _equal(values, pointed)
-        reasons[0] = None if fine else "values that the indices do not point at"
+        reasons[0] = None if fine else "values that are not those at the indices"
     return reasons
 
 
@@ -135,7 +135,7 @@ def _any_order(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | Non
         return reason or _each_once(bound, ours, theirs)
     source, dim, ours, theirs = _source(bound, ours, theirs)
     same = _equal(source.gather(dim, ours).sort(dim).values, source.gather(dim, theirs).sort(dim).values)
-    return None if same else "indices of other values"
+    return None if same else "indices of elements with other values"
 
 
 def _up_to(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | None:
@@ -193,7 +193,7 @@ def _pointing(source: Tensor, dim: int, ours: Tensor, theirs: Tensor) -> str | N
     if bool(((ours < 0) | (ours >= source.shape[dim])).any()):
         return "indices beyond the input"
     same = _equal(source.gather(dim, ours), source.gather(dim, theirs))
-    return None if same else "indices of other values"
+    return None if same else "indices of elements with other values"
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
@@ -278,7 +278,7 @@ def drawn_otherwise(actual: Plain, runs: Sequence[Plain]) -> str | None:
     if _farther(_two_sample, ours, theirs, bound):
         return "its numbers have a different distribution than the reference's"
     if _farther(_ranks, ours, theirs, sqrt(log(2 / FALSE_ALARM) / (2 * max(len(ours), 1)))):
-        return "its numbers are in a different order than the reference's"
+        return "the distribution of its numbers over the positions differs from the reference's"
     return None
 
 

@@ -238,7 +238,7 @@ def drawn_values(trace: Trace) -> Mapping[int, Drawable]:
     if lacking := len(trace.tensors) - len(stored_keys):
         reason = "; ".join(reasons) or "the file next to the trace does not contain them"
         warnings.warn(
-            f"{lacking:,} of {len(trace.tensors):,} full values are drawn from models: {reason}",
+            f"{lacking:,} of {len(trace.tensors):,} recorded tensors are replaced by generated values: {reason}",
             RuntimeWarning,
             stacklevel=3,
         )

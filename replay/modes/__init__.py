@@ -41,7 +41,7 @@ class Tuning:
     )
     tuner: str | None = option(
         None,
-        "with --tune: name of the search algorithm",
+        "with --tune: search algorithm: evolutionary (default), replay-trace or replay-func",
         metavar="NAME",
         only=("single cases",),
         role=IDENTITY,
@@ -236,6 +236,6 @@ class ModeOptions:
         if tuning.tuner is not None and not tuning.trials:
             raise UserError("--tuner needs --tune", "add the number of programs to try: --tune 64")
         if tuning.trials and not tuners:
-            raise UserError("these modes cannot search for better programs", "leave --tune out, or add tvm")
+            raise UserError("these modes cannot search for better programs", "leave --tune out, or add --mode tvm")
         if tuning.tuner is not None and tuning.tuner not in tuners:
             raise UserError(f"unknown tuner {tuning.tuner!r}", f"choose from {', '.join(tuners)}")

@@ -188,7 +188,7 @@ class CandidateOptions:
             word = "confirm" if self.confirm else "untrusted"
             raise UserError(
                 f"--{word} runs candidates in other processes, which cannot run functions of this one",
-                "name them as text: my_kernels.py:softmax",
+                "name them by file and function: my_kernels.py:softmax",
             )
         return replace(
             self, candidate=tuple(replace(item, digest=item.hash_of_file()) for item in candidates), candidates=None

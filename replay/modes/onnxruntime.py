@@ -83,7 +83,7 @@ def run_by(task: Task, providers_of: Callable[[Iterable[str]], Sequence[Provider
     lacking = [name for name, _ in providers if name not in session.get_providers()]
     if lacking:
         raise Unsupported(
-            f"ONNX Runtime cannot load its {lacking[0]}: libraries that it needs are missing, or too old or new"
+            f"ONNX Runtime cannot load its {lacking[0]}: libraries that it needs are missing or have the wrong version"
         )
     return _bound(session, call, task.device, _nodes_elsewhere(session, providers[0][0]))
 

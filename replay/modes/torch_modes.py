@@ -89,7 +89,7 @@ def _compiled(task: Task, dynamic: bool, **options: Any) -> Program:
     if shared_program is not None and not graphs:
         return Program(compiled, note="shared program")
     if not graphs:
-        raise Unsupported("dynamo compiles nothing of it and leaves it to eager")
+        raise Unsupported("dynamo compiled no part of it")
     if kind is not None:
         _of_any_shape[kind] = compiled
     return Program(compiled, note="" if graphs == 1 else f"{graphs} graphs")
@@ -207,7 +207,7 @@ def with_torchscript(task: Task) -> Program:
 
     if _calls_extension(task.function):
         raise Unsupported(
-            "TorchScript does not see inside a function of an extension, and would keep its results as constants"
+            "TorchScript cannot record a function of an extension, and would return its first results in every run"
         )
     refused = ""
     if isinstance(task.function, FunctionType):
@@ -222,7 +222,7 @@ def with_torchscript(task: Task) -> Program:
     call = TensorCall(task, in_place=True)
     args, _ = call.enter((task.args, task.kwargs))
     if not args:
-        raise Unsupported("it has no tensor argument, nor a list, tuple or dict with one")
+        raise Unsupported("none of its arguments is or contains a tensor")
     with _quiet(), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         traced = torch.jit.trace(call, args, check_trace=False)

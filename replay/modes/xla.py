@@ -32,7 +32,7 @@ def with_jax(task: Task) -> Program:
 
     sample = next((sample for sample in samples().values() if sample.function is task.function), None)
     if sample is None or not sample.has_jax():
-        raise Unsupported("it has no JAX implementation, as only some samples do")
+        raise Unsupported("it is not a sample with a JAX implementation")
     if task.mutates:
         raise Unsupported("it writes into its arguments, which JAX cannot")
     import jax
@@ -242,5 +242,5 @@ def _set_threads(threads: int) -> None:
     try:
         config.threading.set_intra_op_parallelism_threads(threads)
     except RuntimeError as error:
-        message = f"TensorFlow has {started or 'other'} threads in this process and cannot change to {threads}"
+        message = f"TensorFlow runs with {started or 'other'} threads in this process and cannot change to {threads}"
         raise Unsupported(message) from error

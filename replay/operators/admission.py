@@ -120,7 +120,7 @@ def absent_extensions(names: Iterable[str]) -> Iterator[str]:
             if not os.path.isfile(name):
                 yield f"--extension {name} does not exist, so its functions cannot run"
         elif not is_installed(name):
-            yield f"--extension {name}: no such module is installed, and its functions cannot run"
+            yield f"--extension {name}: no such module is installed, so its functions cannot run"
 
 
 def is_installed(name: str) -> bool:

@@ -49,7 +49,7 @@ def launcher(kernel: Any, find: FindKernel) -> Callable[..., None]:
     def launch(*args: Any, grid: tuple[int, ...], constants: Mapping[str, Any], options: Mapping[str, Any]) -> None:
         running = [name for name in parameters if name not in constants]
         if len(running) != len(args) or not {*constants} <= {*parameters}:
-            raise Unsupported(f"the kernel has other parameters now: {', '.join(parameters)}")
+            raise Unsupported(f"the kernel's parameters have changed since the capture, to {', '.join(parameters)}")
         _check_grid(grid)
         for name, value in options.items():
             # options that are not numbers name files and targets
@@ -67,7 +67,7 @@ def _constant(value: Any, find: FindKernel) -> Any:
     if isinstance(value, tuple | list):
         return type(value)(_constant(item, find) for item in value)
     if isinstance(value, Opaque):
-        raise Unsupported(f"a constant of the launch is {value.type_name}, which a trace cannot hold")
+        raise Unsupported(f"a constant of the launch has the type {value.type_name}, which a trace cannot hold")
     if isinstance(value, NamedSpec):
         return find(value.name)
     if isinstance(value, torch.dtype):

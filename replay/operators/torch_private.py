@@ -60,10 +60,10 @@ def is_composite(function: Any) -> bool:
 _computed_kernel = _places.take(
     "torch._C._dispatch_has_computed_kernel_for_dispatch_key",
     lambda name, key: True,
-    "kernels of one kind of device do not run on another",
+    "operators that only other devices have are not replaced",
 )
 _key_of_device = _places.take(
-    "torch._C._dispatch_key_for_device", str.upper, "the dispatch key of a device is its name in capitals"
+    "torch._C._dispatch_key_for_device", str.upper, "the dispatch key of a device is guessed from its name"
 )
 
 
@@ -84,7 +84,7 @@ def graphs_skipped() -> int:
 _list_backends = _places.take_later(
     "torch._dynamo.list_backends",
     lambda exclude_tags: torch.compiler.list_backends(),
-    "compile:NAME takes the backends that torch.compiler names",
+    "compile:NAME accepts only the backends that torch.compiler lists",
 )
 
 
@@ -107,7 +107,7 @@ _NO_AOT = "the mode aot is not supported"
 _compile_package = _places.take_later("torch._inductor.aoti_compile_and_package", None, _NO_AOT)
 _load_package = _places.take_later("torch._inductor.aoti_load_package", None, _NO_AOT)
 _boxed_run = _places.take_later(
-    "torch._C._aoti.AOTIModelPackageLoader.boxed_run", None, "its run is called, which copies the list of tensors"
+    "torch._C._aoti.AOTIModelPackageLoader.boxed_run", None, "each run of the mode aot also copies its list of tensors"
 )
 
 

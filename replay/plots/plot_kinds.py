@@ -59,7 +59,7 @@ def draw_operators(request: PlotRequest) -> Figure:
     axes.grid(axis="y", visible=False)
     label_axis(axes.xaxis, "time of all calls", "s", 1e-6)
     if len(groups) < len(totals):
-        axes.set_ylabel(f"{len(totals) - len(groups):,} shorter ones are left out")
+        axes.set_ylabel(f"{len(totals) - len(groups):,} groups with less time are left out")
     add_legend(figure, axes)
     return figure
 
@@ -135,7 +135,7 @@ def _rows_by_group(request: PlotRequest) -> tuple[dict[str, dict[str, list[Resul
                 share = f"{sum(map(len, own.values()))} of {cases} cases"
                 series[f"{mode if len(request.runs) == 1 else f'{name}: {mode}'} ({share})"] = own
     if not series:
-        raise UserError("the results have no case with times under two modes", "replay with --mode, such as --mode jit")
+        raise UserError("no case of the results was timed in two modes", "replay with --mode, such as --mode jit")
     return series, " or ".join(references)
 
 
@@ -205,7 +205,7 @@ def _moment(name: str, run: PlottedRun) -> datetime:
     try:
         moment = datetime.fromisoformat(str(run.header["time"]))
     except (KeyError, ValueError) as error:
-        raise UserError(f"{name} does not contain the date of its run", "take runs that opreplay wrote") from error
+        raise UserError(f"{name} does not contain the date of its run", "use results that opreplay wrote") from error
     return moment.astimezone(timezone.utc) if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
 
 
@@ -369,7 +369,7 @@ def draw_roofline(request: PlotRequest) -> Figure:
 
 _KINDS = {
     "operators": Plot("time of all calls by operator, captured and replayed", draw_operators, by=OPERATOR_GROUPS),
-    "modes": Plot("speed-up of each mode over the first", draw_modes, by=MODE_GROUPS),
+    "modes": Plot("speed-up of each mode over the reference mode", draw_modes, by=MODE_GROUPS),
     "history": Plot("times of the same cases in several runs", draw_history, least=2),
     "scaling": Plot("time for several values of threads, batch_scale or streams", draw_scaling, over=tuple(VARIED)),
     "shapes": Plot("time over bytes or flops, with a panel per operator", draw_shapes, over=tuple(WORK)),

@@ -35,7 +35,7 @@ class Request:
 
     words: str
     is_of: Callable[[Result], bool]
-    absence: str = "no row belongs to it"
+    absence: str = "no row has this value"
 
 
 def unfulfilled(args: argparse.Namespace, rows: Sequence[Result]) -> list[str]:
@@ -68,14 +68,14 @@ def _requests(args: argparse.Namespace) -> Iterator[Request]:
         for value in values:
             yield Request(f"{flag_of(name)} {value}", partial(_has, name, value))
     if timing.backward:
-        yield Request("--backward", partial(_has, "direction", BACKWARD), "no case is of a forward call")
+        yield Request("--backward", partial(_has, "direction", BACKWARD), "no case is a forward call")
     if inputs.dtype is not None:
         absence = "no case has a floating-point tensor that can be converted"
         yield Request(f"--dtype {inputs.dtype}", partial(_is_of_dtype, inputs.dtype), absence)
     if from_arguments(Tuning, args).trials:
         yield Request("--tune", lambda row: bool(row.tune))
     if from_arguments(EnergyOptions, args).energy:
-        yield Request("--energy", partial(_is_seen, EnergyColumns), "no row has an energy")
+        yield Request("--energy", partial(_is_seen, EnergyColumns), "the energy of no row was measured")
     for analysis in in_order():
         words = words_in(analysis.options)
         is_requested = bool(words) and analysis.is_requested(from_arguments(analysis.options, args))

@@ -58,7 +58,7 @@ MEANINGS = {
 }
 DOUBTFUL = "~"  # mark before doubtful captured times and speed-ups
 OF_THESE = "share of these"  # heading of the share of time among the selected calls
-SPEED_UP = "speed-up: replayed us of the row with which a row is compared, divided by its own replayed us"
+SPEED_UP = "speed-up: replayed us of the row that a row is compared with, divided by replayed us of the row itself"
 SHORT = 60  # maximum number of characters of operator and shapes in a note
 NOTE = 40  # maximum number of characters of a note
 QUIETER = "wait until the machine is quiet, leave others a core with --threads 1, or choose idle cores with --pin"
@@ -246,7 +246,7 @@ def _clocks(results: Sequence[Result]) -> list[str]:
 def _speed_ups(results: Sequence[Result]) -> list[str]:
     if not any(result.speed_up for result in results):
         return []
-    doubt = f"; {DOUBTFUL} before it: paired runs differ from it by over 10 %"
+    doubt = f"; {DOUBTFUL} before it: paired runs give another one, by over 10 %"
     is_marked = any(result.is_speed_up_doubtful for result in results)
     return [f"{SPEED_UP}{doubt if is_marked else ''}"]
 
@@ -255,8 +255,8 @@ def _doubts(results: Sequence[Result]) -> list[str]:
     lines = []
     if any(result.is_captured_doubtful for result in results):
         lines.append(
-            f"{DOUBTFUL} doubtful: a single call, an estimated part of a graph's launches, times that differ by over a "
-            "quarter, or disturbed by the capture, slow memory or other processes"
+            f"{DOUBTFUL} doubtful: from a single call, estimated from a graph's launches, from times that differ by "
+            "over a quarter, or disturbed by the capture, slow memory or other processes"
         )
     words = {word for result in results for word in result.doubts.split(", ")}
     return lines + [f"{word}: {meaning}" for word, meaning in MEANINGS.items() if word in words]
@@ -273,7 +273,7 @@ def _behaviours(results: Sequence[Result]) -> Iterator[str]:
             ]
             mode = "" if result.mode == EAGER else f" {printable(result.mode)}"
             case = shorten(f"{result.op} {result.shapes}", SHORT)
-            yield f"{case}{mode}: {'; '.join(parts)}: --split gives each a row"
+            yield f"{case}{mode}: {'; '.join(parts)}: --split adds a row for each"
 
 
 def _contended(results: Sequence[Result]) -> list[str]:

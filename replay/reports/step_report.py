@@ -90,7 +90,7 @@ def _captured_times(result: SequenceResult, captured: float) -> list[tuple[str, 
         (
             "wall",
             f"captured {result.captured_wall_ms:,.2f} ms from the first call to the last, "
-            f"{_replayed(result, result.wall_quantile_ms(0.5))}, without the program between the calls",
+            f"{_replayed(result, result.wall_quantile_ms(0.5))}, without the program's own work between the calls",
         ),
         *([] if result.graphs else [_critical(result)]),
     ]
@@ -129,7 +129,7 @@ def print_ranks(outcome: StepOutcome, most: int, file: IO[str]) -> None:
     shown = outcome.collectives[:most]
     if shown:
         print_table(
-            COLLECTIVE_COLUMNS, shown, file, "collectives, from the arrival of the last rank to the end of the last"
+            COLLECTIVE_COLUMNS, shown, file, "collectives, timed from the arrival of the last rank until all have ended"
         )
     others = len(outcome.collectives) - len(shown)
     if others:

@@ -83,7 +83,7 @@ class NcuAnalysis(Analysis):
             session.check_one_device("ncu")
         device = options.batch_device or session.device
         if torch.device(device).type != "cuda":
-            lacks = "" if torch.cuda.is_available() else " and this machine has none"
+            lacks = "" if torch.cuda.is_available() else " (this machine has none)"
             raise UserError(
                 f"ncu profiles only GPUs{lacks}, but the cases run on {device}",
                 "give --device cuda, or --batch-device cuda with a --batch-command that reaches a GPU",

@@ -204,7 +204,7 @@ def print_roofline(rows: Sequence[Result], file: IO[str]) -> None:
     for item in entries:
         bounds[item.bound] += item.share  # type: ignore[assignment]
     bounds_text = ", ".join(f"{share:.0%} {bound}" for bound, share in bounds.most_common())
-    print_line(f"{limit / us:.0%} of the machine's limit for all calls together; limited by {bounds_text}", file)
+    print_line(f"{limit / us:.0%} of the machine's limit for all calls together; bounds: {bounds_text}", file)
 
 
 def _nearness(name: str, rows: Sequence[Result], total: float) -> Nearness:

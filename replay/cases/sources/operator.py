@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from opgrip.cli.command import WILD, counted, did_you_mean
+from opgrip.cli.command import WILD, did_you_mean
 from opgrip.cli.option_types import matches
 from opgrip.errors import UserError
 from opgrip.replay.cases.cases import Case
@@ -81,7 +81,7 @@ def target_of(operators: Sequence[str], inputs: Sequence[str], extensions: Seque
         form = _parse(text)
         configurations += form if isinstance(form, list) else [form]
     if not all(isinstance(form, dict) for form in configurations):
-        raise UserError("--inputs is not a JSON object of arguments", FORM)
+        raise UserError("--inputs is not a JSON object of arguments, nor a list of such objects", FORM)
     if len(configurations) > MOST_CONFIGURATIONS:
         raise UserError(f"--inputs has more than {MOST_CONFIGURATIONS:,} configurations", "give fewer")
     forms = configurations or [{}]
@@ -113,9 +113,7 @@ def _expanded(name: str, configurations: Sequence[Mapping[str, Any]]) -> list[st
         )
     taking = [op for op in matched if _takes(op, configurations)]
     if not taking:
-        raise UserError(
-            f"none of {counted(len(matched), 'operator')} that match {name[:60]!r} takes these arguments", FORM
-        )
+        raise UserError(f"no operator that matches {name[:60]!r} takes these arguments", FORM)
     return taking
 
 
@@ -196,7 +194,7 @@ def _bound(name: str, schemas: Sequence[Any], form: Mapping[str, Any]) -> tuple[
             continue
         return bound.op, bound.args, bound.kwargs
     overloads = [op_of(schema) for schema in schemas[1:] if not schema.is_mutable]
-    others = f"; others are {', '.join(overloads[:8])}" if overloads else ""
+    others = f"; other overloads: {', '.join(overloads[:8])}" if overloads else ""
     raise UserError(f"{name} takes no such arguments ({reasons[0]})", f"its schema is {schemas[0]}{others}")
 
 
@@ -234,7 +232,7 @@ def _tensor(form: Any, name: str) -> TensorSpec:
     if isinstance(form, list):
         form = {"shape": form}
     if not isinstance(form, dict) or "shape" not in form or not form.keys() <= TENSOR_KEYS:
-        raise ValueError(f"{name} is a tensor: give its shape, or an object of {', '.join(sorted(TENSOR_KEYS))}")
+        raise ValueError(f"{name} is a tensor: give its shape, or an object with {', '.join(sorted(TENSOR_KEYS))}")
     shape = _sizes(form["shape"], name)
     stride = _sizes(form["stride"], name) if "stride" in form else contiguous(shape)
     if len(stride) != len(shape):
@@ -272,7 +270,7 @@ def _hint_for_name(name: str) -> str:
     hint = did_you_mean(packet, [other for other in dir(torch.ops.aten) if not other.startswith("__")], form="aten.{}")
     if hint or not is_bare:
         return hint or "write aten.add.Tensor or aten.mm"
-    return f"record a category with: opcapture --model opinfo:{packet[:40]}"
+    return f"capture sample inputs of such operators with: opcapture --model opinfo:{packet[:40]}"
 
 
 sources.register("operator")(OperatorSource())

@@ -256,15 +256,15 @@ def _nothing_selected(target: str, patterns: Sequence[str], tags: Sequence[str])
     if not names:
         trace = _trace_in(folder)
         example = "" if trace is None else f", such as {trace}"
-        hint = f"name a trace{example}, or a folder that grip wrote"
+        hint = f"name a trace{example}, or a folder that opgrip grip wrote"
         return UserError(f"{target} is a folder without samples", hint + (JOINED if trace is not None else ""))
     if not patterns and not tags:
-        hint = f"name a folder that grip wrote, or replay {_folders(target)[0] / CALLS} as a trace"
+        hint = f"name a folder that opgrip grip wrote, or replay {_folders(target)[0] / CALLS} as a trace"
         return UserError(f"{target} contains no sample with recorded calls", hint)
     if not any(matches(name, patterns) for name in names):
         near = ", ".join(nearest(patterns[0], names))
-        return UserError(f"no sample matches --op {' '.join(patterns)}", f"the nearest names in {target} are {near}")
-    return UserError(f"{target} contains no sample with these names and tags", "opgrip samples list shows what ships")
+        return UserError(f"no sample matches --op {' '.join(patterns)}", f"similar names in {target} are {near}")
+    return UserError(f"{target} contains no sample with these names and tags", "opgrip samples list shows all")
 
 
 def _trace_in(folder: Path) -> Path | None:

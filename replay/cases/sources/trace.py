@@ -20,7 +20,7 @@ from opgrip.traces.zoo.manifest import chosen_numbers
 
 class TraceSource:
     lacks: Sequence[str] = ("samples",)
-    hint = "replay them by: opreplay samples --tag ..."
+    hint = "replay samples with: opreplay samples --tag ..."
     place = 1000
     in_program = True
 
@@ -67,7 +67,7 @@ class ConfigurationSource:
     """Reads PARAM's operator configurations; cases keep the order of the file, so that `--start` can select a part."""
 
     lacks: Sequence[str] = ("samples",)
-    hint = "replay samples by: opreplay samples --tag ..."
+    hint = "replay samples with: opreplay samples --tag ..."
     place = 900
     in_program = False
 

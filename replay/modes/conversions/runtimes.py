@@ -104,8 +104,8 @@ def _set_threads(threads: int) -> None:
     if not xla_bridge.backends_are_initialized():
         os.environ[THREADS] = str(threads)
     elif os.environ.get(THREADS) != str(threads):
-        started = os.environ.get(THREADS, "other")
-        raise Unsupported(f"XLA has {started} threads in this process and cannot change to {threads}")
+        started = os.environ.get(THREADS, "another number of")
+        raise Unsupported(f"XLA already runs with {started} threads in this process and cannot change to {threads}")
 
 
 def _keep_in(folder: Path | None) -> None:
@@ -165,7 +165,7 @@ def exported(task: Task, in_place: bool = False) -> tuple[torch.export.ExportedP
     call = TensorCall(task, in_place)
     tensors = tensors_in([task.args, task.kwargs])
     if not tensors:
-        raise Unsupported("it has no tensor argument, nor a list, tuple or dict with one")
+        raise Unsupported("none of its arguments is or contains a tensor")
     if task.mutates and len({tensor.untyped_storage()._cdata for tensor in tensors}) < len(tensors):
         raise Unsupported("it writes into memory that its arguments share")
     with torch.no_grad():

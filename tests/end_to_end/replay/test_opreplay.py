@@ -110,7 +110,7 @@ def test_usage_error_is_reported_in_one_line_and_leaves_no_file(
 def test_missing_extension_is_reported(tmp_path: Path) -> None:
     done = run_command("opreplay", write(tmp_path / "t.jsonl"), "--list", "--extension", "nosuch.part")
     assert done.stderr == (
-        "opreplay: --extension nosuch.part: no such module is installed, and its functions cannot run\n"
+        "opreplay: --extension nosuch.part: no such module is installed, so its functions cannot run\n"
     )
 
 
@@ -233,10 +233,10 @@ def lines_of(rows: list[Result], *words: str) -> list[str]:
     ("words", "other", "line"),
     [
         (["--backward"], replace(LACKING, direction="backward"), "nothing ran with --backward: it cannot"),
-        (["--backward"], RAN, "nothing ran with --backward: no case is of a forward call"),
+        (["--backward"], RAN, "nothing ran with --backward: no case is a forward call"),
         (["--mode", "eager,jit"], replace(LACKING, mode="jit"), "nothing ran with --mode jit: it cannot"),
         (["--dtype", "float64"], replace(LACKING, dtype="float64"), "nothing ran with --dtype float64: it cannot"),
-        (["--threads", "2,4"], replace(RAN, threads=2), "nothing ran with --threads 4: no row belongs to it"),
+        (["--threads", "2,4"], replace(RAN, threads=2), "nothing ran with --threads 4: no row has this value"),
         (["--batch-scale", "1,4"], replace(LACKING, batch_scale=4), "nothing ran with --batch-scale 4: it cannot"),
         (
             ["--values", "recorded,zeros"],
@@ -246,9 +246,9 @@ def lines_of(rows: list[Result], *words: str) -> list[str]:
         (
             ["--mode", "eager,tvm", "--tune", "4"],
             replace(RAN, mode="tvm"),
-            "nothing ran with --tune: no row belongs to it",
+            "nothing ran with --tune: no row has this value",
         ),
-        (["--energy"], RAN, "nothing ran with --energy: no row has an energy"),
+        (["--energy"], RAN, "nothing ran with --energy: the energy of no row was measured"),
         (["--roofline"], RAN, "nothing ran with --roofline: it added nothing to any row"),
         (["--op", "aten.add*", "--op", "aten.mm"], RAN, "nothing ran with --op aten.mm: no case matches it"),
     ],

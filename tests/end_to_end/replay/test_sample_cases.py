@@ -47,7 +47,7 @@ def test_jax_implementation_of_a_sample_is_a_mode(tmp_path: Path) -> None:
         ("sample:nosuch", "unknown sample 'nosuch': opgrip samples list shows all"),
         ("sample:bbox2dlta", "unknown sample 'bbox2dlta': did you mean bbox2delta"),
         ("samples --tag Fast", "unknown tag 'Fast': choose from ForLoop, "),
-        ("samples --op no_such", "no sample matches --op no_such: the nearest names in samples are "),
+        ("samples --op no_such", "no sample matches --op no_such: similar names in samples are "),
         ("samples --module x", "--module is for traces: "),
         ("samples --cache program", "--cache program needs a trace of a program, which samples is not: "),
         ("some.jsonl --tag Reduce", "--tag is for samples: "),
@@ -103,5 +103,5 @@ def test_folder_with_an_ordinary_trace_is_refused_as_a_sample(tmp_path: Path, ti
     (folder / "sample.json").write_text(json.dumps(about), encoding="utf-8")
     (folder / "calls.jsonl").write_bytes(tiny_trace.read_bytes())
     error = refusal("opreplay", "x", cwd=tmp_path, in_one_line=True)
-    hint = "name a folder that grip wrote, or replay x/calls.jsonl as a trace"
+    hint = "name a folder that opgrip grip wrote, or replay x/calls.jsonl as a trace"
     assert error == f"opreplay: error: x contains no sample with recorded calls: {hint}\n"

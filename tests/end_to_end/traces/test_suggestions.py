@@ -54,7 +54,7 @@ def test_misspelled_name_is_answered_with_the_right_one(tmp_path: Path, command:
 def test_folder_without_samples_is_reported_and_its_traces_are_replayed(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     error = refusal("opreplay", "runs", cwd=tmp_path)
-    assert "runs is a folder without samples: name a trace, or a folder that grip wrote" in error
+    assert "runs is a folder without samples: name a trace, or a folder that opgrip grip wrote" in error
     (tmp_path / "runs" / "a.jsonl.gz").touch()
     errors = run_command("opreplay", "runs", cwd=tmp_path).stderr
     assert "a: not replayed: runs/a.jsonl.gz is not a trace" in errors

@@ -262,7 +262,7 @@ def test_error_common_to_every_batch_is_reported_in_one_line(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--ncu"], "ncu profiles only GPUs and this machine has none, but the cases run on cpu"),
+        (["--ncu"], "ncu profiles only GPUs (this machine has none), but the cases run on cpu"),
         (["--batch-device", "cuda"], "--batch-device needs --ncu"),
         (["--ncu", "--batch-device", "cuda", "--batch-command", "srun"], "put {command} where the ncu command belongs"),
         (["--ncu", "--batch-device", "cuda", "--batch-command", "'{command}"], "is not a command line"),

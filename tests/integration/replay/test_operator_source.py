@@ -82,7 +82,7 @@ def test_tensor_may_have_strides_and_dtype() -> None:
         (["--operator", "aten.neg", "--inputs", '{"nobody": [2]}'], "has no argument nobody"),
         (["--operator", "aten.neg", "--inputs", "[" * 100_000], "--inputs cannot be read"),
         (["--operator", "aten.qq*"], "no operator matches 'aten.qq*': use a pattern such as 'aten.add*'"),
-        (["--operator", "aten.neg*", "--inputs", '{"nobody": [2]}'], "that match 'aten.neg*' takes these arguments"),
+        (["--operator", "aten.neg*", "--inputs", '{"nobody": [2]}'], "that matches 'aten.neg*' takes these arguments"),
         (["--operator", "aten.neg", "trace.jsonl"], "--operator cannot be combined with a trace"),
         (["--operator", "aten.neg", "--tag", "ForLoop"], "--tag is for samples: leave it out with --operator"),
         (["--inputs", "{}"], "--inputs needs --operator"),

@@ -222,7 +222,7 @@ def test_opreplay_prints_and_draws_the_roofline(detector_trace: Path, tmp_path: 
     assert "measuring" not in shown.stderr
     table = shown.stdout.split("how near the times are to the machine's limit")[1]
     assert "aten.convolution.default" in table
-    assert "of the machine's limit for all calls together; limited by" in table
+    assert "of the machine's limit for all calls together; bounds: " in table
     dots = parts(ElementTree.parse(output).getroot(), "dot")
     assert f"{len(dots)} cases: {len(dots)} ok" in shown.stderr
 

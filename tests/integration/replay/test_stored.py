@@ -68,7 +68,7 @@ def test_corrupt_values_file_is_reported_and_models_are_used(
     folder: Path, spoil: Callable[[Path], None], message: str
 ) -> None:
     spoil(folder / "t.values.safetensors")
-    with pytest.warns(RuntimeWarning, match=f"1 of 1 full values are drawn from models: .*{message}"):
+    with pytest.warns(RuntimeWarning, match=f"1 of 1 recorded tensors are replaced by generated values: .*{message}"):
         found = drawn(folder)
     assert found.shape == (100,)
     assert not torch.equal(found, VALUES)

@@ -34,7 +34,7 @@ def test_compiled_program_is_cached_and_reused(tmp_path: Path) -> None:
 
 def test_changing_the_number_of_threads_is_refused() -> None:
     run("xla", torch.relu, torch.ones(3))
-    with pytest.raises(Unsupported, match="has 1 threads in this process and cannot change to 2"):
+    with pytest.raises(Unsupported, match="runs with 1 threads in this process and cannot change to 2"):
         run("xla", torch.relu, torch.ones(3), threads=2)
 
 

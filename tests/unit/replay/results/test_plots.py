@@ -240,11 +240,11 @@ def test_plot_command_writes_images(saved: Path) -> None:
         ("one.json --kind shapes --op nosuch -o x.svg", "no row is selected: choose another --op or --case"),
         (
             "plain.json --kind modes -o x.svg",
-            "the results have no case with times under two modes: replay with --mode, such as --mode jit",
+            "no case of the results was timed in two modes: replay with --mode, such as --mode jit",
         ),
         (
             "one.json plain.json --kind history -o x.svg",
-            "plain does not contain the date of its run: take runs that opreplay wrote",
+            "plain does not contain the date of its run: use results that opreplay wrote",
         ),
     ],
 )
