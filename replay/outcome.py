@@ -91,7 +91,7 @@ class Results:
         table = io.StringIO()
         print_results(self.rows[:PRINTED], table)
         left_out = len(self) - PRINTED
-        more = f"and {counted(left_out, 'row')} more, in .frame\n" if left_out > 0 else ""
+        more = f"and {counted(left_out, 'more row')}, see .frame\n" if left_out > 0 else ""
         return f"{table.getvalue()}{more}{self!r}"
 
     def plot(

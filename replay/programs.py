@@ -1,6 +1,4 @@
-"""Programs that run a call in a mode, gradients of calls, and the folder that keeps compiled programs for
-later runs.
-"""
+"""Programs that run a call in a mode, gradients of calls, and the folder that keeps compiled programs."""
 
 from __future__ import annotations
 

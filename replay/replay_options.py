@@ -265,7 +265,7 @@ def _target_of(args: argparse.Namespace) -> str:
     if not args.trace:
         raise UserError("there is nothing to replay", "name a trace, samples, or an operator with --operator")
     if len(args.trace) > 1:
-        raise UserError(f"this option takes exactly one trace, got {len(args.trace)}", "name one")
+        raise UserError(f"exactly one trace can be replayed here, got {len(args.trace)}", "name one")
     return str(args.trace[0])
 
 
@@ -330,7 +330,10 @@ def _check_modules(request: RunRequest) -> None:
     if selection.unit != MODULE:
         raise UserError(f"{named} is for modules as a whole", "add --unit module")
     if candidates.operators:
-        raise UserError(f"{named} is for --unit module, unlike {candidates.operators[0]}", "judge them in two runs")
+        raise UserError(
+            f"{named} is for --unit module, unlike {candidates.operators[0]}",
+            "judge modules and operators in separate runs",
+        )
     refused = {
         "--module": bool(selection.module),
         "--untrusted": candidates.untrusted,

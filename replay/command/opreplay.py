@@ -81,7 +81,7 @@ def run(args: argparse.Namespace, words: Sequence[str] = ()) -> int:
         raise outcome.problem
     if outcome.interrupted:
         _report_details(outcome, reporter)
-        hint = f"continue with: {again}" if output.output else "with --output, it could be continued by --resume"
+        hint = f"continue with: {again}" if output.output else "only a replay with --output can be continued"
         reporter.say(f"{_where_interrupted(outcome, rows)}; {hint}")
         return INTERRUPTED
     _keep(outcome.results, args, reporter)

@@ -99,7 +99,7 @@ class SeveralReplays:
         self._args, self._reporter, self._make = args, reporter, make
         self.targets = targets
         self.output = from_arguments(OutputOptions, args)
-        refuse_options(args, option_classes(), (ONE,), "name one with it")
+        refuse_options(args, option_classes(), (ONE,), "name only one trace")
         request = options_of(copy(args))
         # workers on other machines check their own devices
         for device in request.inputs.devices if runs_here else ():

@@ -293,4 +293,4 @@ def _difference(stored: Any, about: Mapping[str, Any]) -> str | None:
     # a trace that could not be read has no rows
     of_rows = {name: text for name, text in hashes.items() if text is not None} if isinstance(hashes, dict) else {}
     changed = [name for name, trace_hash in of_rows.items() if trace_hash != about[HASHES].get(name)]
-    return f"of a replay of other files of {', '.join(changed)}" if changed else None
+    return f"of a replay of different files named {', '.join(changed)}" if changed else None

@@ -113,7 +113,7 @@ def _text(value: object) -> str:
 
 
 MARGIN = 0.05  # largest relative difference at which times count as the same
-UNREADABLE = "it takes no longer than reading the clock"
+UNREADABLE = "a run takes no longer than reading the clock"
 
 
 @dataclass(frozen=True, slots=True)

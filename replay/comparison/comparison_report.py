@@ -57,7 +57,7 @@ def total_line(total: Total) -> str:
 def advice(comparison: Comparison) -> Iterator[str]:
     different = sum(map(_differs_from_medians, comparison.pairs))
     if different:
-        yield f"{counted(different, 'ratio')} of fastest runs: over 10 % away from the ratio of medians in the table"
+        yield f"{counted(different, 'ratio')} of fastest runs: over 10 % away from that of the medians in the table"
     unsure = [pair for pair in comparison.pairs if pair.verdict is Verdict.UNSURE]
     unreadable = sum(pair.judgement is None for pair in unsure)
     if unreadable:
@@ -120,7 +120,7 @@ class ComparisonColumns(Columns):
     new_us: float | None = column("median of the timed runs of the new run", "us")
     ratio: float | None = column(
         "new time divided by that of the base: geometric mean over the repeats of their medians, or of their fastest "
-        "runs if runs were contended"
+        "runs if medians are less reliable"
     )
     low: float | None = column("lower end of the 95 % interval of `ratio`")
     high: float | None = column("upper end of the 95 % interval of `ratio`")

@@ -216,7 +216,7 @@ def _remedy(pairs: Sequence[Pair]) -> str:
     repeats = max(min(len(row.repeats or (1,)) for row in (pair.base, pair.new)) for pair in pairs)
     remedies = [f"replay both with --repeats {min(max(REPEATS, 2 * repeats), MOST_REPEATS)}"]
     if repeats >= MOST_REPEATS:
-        remedies = ["allow more"]
+        remedies = ["raise the limit, or replay both again"]
     if any(pair.reason for pair in pairs if pair.judgement is not None):
         remedies.append("on a quieter machine")
     return " ".join(remedies)

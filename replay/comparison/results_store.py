@@ -128,7 +128,9 @@ class Store:
             index = int(match[1] or 0)
             if index < len(runs):
                 return runs[-1 - index].path
-            raise UserError(f"{self.folder} has no run {name}, because it has {len(runs)}", "see opgrip results list")
+            raise UserError(
+                f"{self.folder} has no run {name}; its number of runs is {len(runs)}", "see opgrip results list"
+            )
         matches = self._named(name)
         if len(matches) == 1:
             return matches[0].path

@@ -292,9 +292,7 @@ def saving_lines(steps: Sequence[JudgedStep]) -> list[SavingLine]:
 
 
 def summary_lines(steps: Sequence[JudgedStep]) -> list[str]:
-    """Return one line with the mean saving over models if there are several steps, or one line for each step if there
-    is only one step or no captured time.
-    """
+    """Return one line with the mean saving over models, or one for each step if there is no mean or only one step."""
     mean = mean_saving(steps)
     if mean is not None and len(steps) > 1:
         return [mean.line]

@@ -33,7 +33,9 @@ class PairedColumns(Columns):
         "standard error of the natural logarithm of `ratio_p50`; 0.01 is an error of 1 %", hidden=True
     )
     ratio_chance: float | None = column(
-        "probability that chance makes this row slower, or faster, in as many of the paired runs", "1", hidden=True
+        "p-value of a sign test: probability of such a difference in the paired runs if both rows were equally fast",
+        "1",
+        hidden=True,
     )
 
 

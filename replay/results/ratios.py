@@ -240,8 +240,8 @@ BY_REPLAY = "replayed times"
 @dataclass(frozen=True, slots=True)
 class GraphColumns(Columns):
     launches_divided_by: str | None = column(
-        "`replayed times` if captured times of calls in launches of graphs are parts of the launches in proportion to "
-        "the times of this replay",
+        "`replayed times` if the captured times are parts of the times of graph launches, which were divided among "
+        "their calls in proportion to the times of this replay",
         heading="launches divided by",
     )
 

@@ -122,7 +122,9 @@ class Result:
     repeats: list[int] | None = column("number of timed runs of each repeat, with `--repeats`", several=True)
     spread: float | None = column("interquartile range of the timed runs, divided by their median")
     stopped: str | None = column(
-        "why timing stopped: `precision`, `settled`, `budget`, `most`, `iterations`, `contended`"
+        "why timing stopped: `precision` (the spread was small enough), `settled` (the spread no longer changed), "
+        "`budget` (the time was spent), `most` (100 runs), `iterations` (the requested number of runs), `contended` "
+        "(other processes used the cores)"
     )
     dropped: int = column(
         "number of runs that were repeated because the processor was slowed down or used by others, or the GPU's clock "
@@ -153,7 +155,8 @@ class Result:
     )
     speed_up: float | None = column("1 divided by `ratio`: speed relative to the row it is compared with")
     ratio_p10: float | None = column(
-        "10th percentile of the ratios of paired runs, one of each row, without the effects of their order and memory"
+        "10th percentile of the ratios of paired runs, one of this row and one of the row it is compared with, after "
+        "removing the effects of their order and memory"
     )
     ratio_p50: float | None = column(
         "trimmed mean of the ratios of paired runs; tables mark the speed-up with ~ if it differs from `ratio` by over "

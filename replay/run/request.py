@@ -228,7 +228,7 @@ def shard_of_environment(variables: Mapping[str, str]) -> Shard:
         number, count = (_whole(variables, name) for name in mpi)
     else:
         raise argparse.ArgumentTypeError(
-            "neither torchrun nor Slurm nor Open MPI started this: give a shard such as 3/16"
+            "neither torchrun nor Slurm nor Open MPI started this process: give a shard such as 3/16"
         )
     return _checked(number + 1, count, f"{number + 1}/{count}")
 

@@ -111,7 +111,7 @@ class UntrustedProcess:
             self._begin()
         # a timer of the system, or another process, can let it continue
         if self._stopped and list(_threads_below(self._above)) != self._stopped:
-            raise WrongResultError("it runs while its process is stopped")
+            raise WrongResultError("it kept running, or was woken, after its process had been stopped")
         began = perf_counter_ns()
         for pid in {thread.pid for thread in self._stopped}:
             _send_signal(pid, signal.SIGCONT)
@@ -348,7 +348,7 @@ class UntrustedCall:
             process.shared(offset, storage.nbytes()).copy_(memory_of(storage))
         answer = process.ask({"do": "run", "seed": torch.initial_seed()})
         if not isinstance(answer, list) or not answer or type(answer[0]) is not int:
-            raise WrongResultError("its process did not send the time and the addresses of its results")
+            raise WrongResultError("its process did not send how long the run took and where its results are in memory")
         run_ns, *results = answer
         if not 0 <= run_ns <= process.took_ns:
             raise WrongResultError(f"its process reports a time of {run_ns} ns, but ran for {process.took_ns} ns")
@@ -412,7 +412,7 @@ def _leaf(tree: Any, storages: dict[int, torch.UntypedStorage]) -> Any:
         if not isinstance(leaf, Tensor):
             return leaf
         if leaf.layout is not torch.strided or leaf.is_nested or leaf.is_quantized:
-            raise Unsupported("--untrusted passes strided tensors only")
+            raise Unsupported("--untrusted supports only strided tensors")
         storage = leaf.untyped_storage()
         storages.setdefault(storage._cdata, storage)
         number = list(storages).index(storage._cdata)

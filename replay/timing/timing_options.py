@@ -60,8 +60,7 @@ class TimingOptions:
     exec_mode: str | None = option(
         None,
         "how to time: each run separately (discrete), many runs at once (continuous), with the device's "
-        "events (events), or as a CUDA graph (graph) (default: events for traces of a device with "
-        "events, else discrete)",
+        "events (events), or as a CUDA graph (graph) (default: events on an accelerator, else discrete)",
         choices=METHODS,
         only=("single cases",),
         role=RUN,
@@ -115,7 +114,8 @@ class TimingOptions:
     def check_device(self, device: str) -> None:
         if self.by_clock_of_device and device == "cpu":
             raise UserError(
-                f"--exec-mode {self.exec_mode} needs the clock of a GPU, which {device} does not have", "use discrete"
+                f"--exec-mode {self.exec_mode} needs the clock of a GPU, which {device} does not have",
+                "use --exec-mode discrete",
             )
 
 

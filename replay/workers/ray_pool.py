@@ -230,9 +230,11 @@ class Pool:
         chosen = [kind for kind in kinds if pattern is None or fnmatchcase(kind, pattern)]
         there = "; ".join(kinds)
         if not chosen:
-            raise ExecutorLostError(f"no machine of the cluster is of a kind like {pattern}", f"choose from {there}")
+            raise ExecutorLostError(
+                f"no machine of the cluster matches --machine-kind {pattern}", f"choose from {there}"
+            )
         if len(chosen) != 1:
-            problem = f"the cluster has machines of {len(chosen)} kinds that fit ({there})"
+            problem = f"the cluster has machines of {len(chosen)} kinds ({there})"
             raise ExecutorLostError(
                 problem, "select one with --machine-kind, because times of several kinds cannot be compared"
             )
@@ -266,7 +268,7 @@ class Pool:
         if self._problem is not None:
             return ExecutorLostError(self._problem.problem, self._problem.hint)
         hint = "check the cluster with: ray status"
-        what = "a GPU" if is_accelerator(self.device) else "processors enough"
+        what = "a GPU" if is_accelerator(self.device) else "enough processors"
         if self.kind:
             return ExecutorLostError(f"no machine of the cluster has {what} any more", hint)
         others = (node for node in self._ray.nodes() if node["Alive"] and node["Resources"].get("CPU"))
@@ -281,10 +283,7 @@ def _last_line(error: BaseException) -> str:
 
 
 class RayExecutor:
-    """Runs cases on the workers of a Ray cluster; all workloads of a command use the same workers.
-
-    The request and the files of a workload are sent to the cluster once.
-    """
+    """Runs cases on the workers of a Ray cluster; all workloads of a command use the same workers."""
 
     runs_here = False
 
@@ -367,7 +366,7 @@ class RayExecutor:
 
         for slot, task, measured in self._run(self._windows(workload, done), submit, workload):
             if measured is None:
-                reason = f"{LOSSES} workers that it ran on were lost"
+                reason = f"{LOSSES} workers died while they ran it"
                 lost = [empty_rows(cases[number], workload, FAILED, reason) for number in task.cases]
                 yield from ([*rows.values()] for rows in lost)
             else:
@@ -525,7 +524,7 @@ class RayWorker:
         for name, version in versions.items():
             if own[name] != version:
                 problem = f"a machine of the cluster has {name} {own[name]}, and this one {version}"
-                self._problem = self._problem or [problem, "install the same"]
+                self._problem = self._problem or [problem, "install the same versions"]
         if self._problem is not None:
             return {"problem": self._problem}
         about = {"device": name_of(device), "environment": describe_environment(device), **facts_of(device)}

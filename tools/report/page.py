@@ -291,7 +291,7 @@ MEANINGS = {
     "share": "share of time in percent, all models of a source weighted equally",
     "time_us": "time of all calls, by the median of their signature",
     "own_operators": "operators called by no other model",
-    "alike": "share of its signatures that another model also has",
+    "alike": "share of the model's signatures that another model also has",
     "elements_p10": "elements of a call's largest tensor, 10th percentile",
     "elements_p50": "elements of a call's largest tensor, median",
     "elements_p90": "elements of a call's largest tensor, 90th percentile",

@@ -20,7 +20,6 @@ class Verb:
     """A subcommand of `opgrip`.
 
     prepare : function that adds its options to a parser; None if it has none
-    run : function that runs the subcommand and returns the exit status
     runs_program : True if the words after `--` belong to a program; they are then stored in `args.program`
     needs_torch : False for a subcommand that works without torch, which takes seconds to load
     """
@@ -52,7 +51,7 @@ def add_capture(parser: argparse.ArgumentParser) -> None:
         "--capture",
         type=Path,
         metavar="FILE",
-        help="if the input launches CUDA graphs: profile of the run that captured them, to add the operators in them",
+        help="for input with launches of CUDA graphs: profile of the run that captured them, to add their operators",
     )
 
 

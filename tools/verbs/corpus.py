@@ -21,7 +21,6 @@ MOST_NOTES, MOST_NOTE = 10, 200
 
 
 def say_notes(notes: Sequence[str], reporter: Reporter, more: str = "") -> None:
-    """Print the first `MOST_NOTES` notes about files of a corpus, and `more` after the number of the others."""
     for note in notes[:MOST_NOTES]:
         reporter.say(shortened(printable(note), MOST_NOTE))
     if len(notes) > MOST_NOTES:
@@ -110,8 +109,8 @@ def _cover(corpus: Corpus, args: argparse.Namespace) -> None:
 
 
 def span(text: str) -> tuple[int, int | None]:
-    """Return the smallest and the largest number of models that a text such as `2`, `2:`, `:3` or `2:5` allows; None
-    for no limit. For the text `all`, the smallest number is `ALL`.
+    """Return the least and most models that a text such as `2:5` allows; None for no limit, and `ALL` for the text
+    `all`.
     """
     if text == "all":
         return ALL, None
@@ -121,7 +120,7 @@ def span(text: str) -> tuple[int, int | None]:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number ('2'), a range ('2:') or 'all'")
     least, most = int(first or 1), int(last) if last else (None if colon else int(first))
     if most is not None and not 1 <= max(least, 1) <= most:
-        raise argparse.ArgumentTypeError(f"{text!r}: no row is shared by this number of models")
+        raise argparse.ArgumentTypeError(f"{text!r} does not contain a possible number of models")
     return least, most
 
 

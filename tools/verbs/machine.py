@@ -1,5 +1,5 @@
-"""`opgrip machine`, which measures this machine's peak bandwidth and arithmetic rates, and `opgrip autostart on`, `off`
-and `status`.
+"""`opgrip machine` and `opgrip autostart`: this machine's peak bandwidth and arithmetic rates, and requests to
+record.
 """
 
 from __future__ import annotations

@@ -44,7 +44,9 @@ def prepare_plot(parser: argparse.ArgumentParser) -> None:
         "--by", metavar="WORD", help="group cases by family or op, or with --kind operators also by module"
     )
     parser.add_argument(
-        "--over", metavar="WORD", help="x axis: threads, batch_scale or streams for scaling; bytes or flops for shapes"
+        "--over",
+        metavar="WORD",
+        help="x axis; with --kind scaling: threads, batch_scale or streams; with --kind shapes: bytes or flops",
     )
     parser.add_argument("--title", metavar="TEXT", help="title of the plot (default: trace, machine, version of torch)")
 

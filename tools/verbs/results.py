@@ -162,8 +162,8 @@ def prepare_score(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--baseline",
         metavar="FILE",
-        help="results to compare with: a file of opgrip zoo baseline, or, for a distilled trace, another replay of it "
-        "(default: the baseline that ships, or the times in the distilled trace)",
+        help="results to compare with: a file that opgrip zoo baseline wrote, or, for a distilled trace, another "
+        "replay of it (default: the baseline that ships, or the times in the distilled trace)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON: a list with one object per mode")
 
@@ -265,7 +265,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
         "--same",
         type=percent,
         metavar="PERCENT",
-        help="treat times as equal if they differ by at most this (default: 5%%)",
+        help="treat times as equal if they differ by at most this percentage (default: 5%%)",
     )
     parser.add_argument(
         "--by",

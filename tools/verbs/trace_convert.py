@@ -65,7 +65,8 @@ def prepare_convert(parser: argparse.ArgumentParser) -> None:
         "--report",
         type=Path,
         metavar="FILE",
-        help="also write a JSON file that lists the calls that were not converted, and what OUT lacks of the others",
+        help="also write a JSON file that lists the calls that were not converted, and which facts about the converted "
+        "calls OUT does not contain",
     )
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
     add_reading(parser)
@@ -236,8 +237,8 @@ def prepare_export(parser: argparse.ArgumentParser) -> None:
         type=_mode,
         default="eager",
         metavar="MODE",
-        help="mode in which the script also runs it: eager, compile, compile-dynamic or compile:BACKEND "
-        "(default: %(default)s)",
+        help="mode in which the script runs the case, in addition to eager: eager, compile, compile-dynamic or "
+        "compile:BACKEND (default: %(default)s)",
     )
     add_output(parser, ".py file to write", required=True)
     add_options(parser, Cut)
@@ -298,9 +299,14 @@ def prepare_tuner(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--for", dest="tuner", choices=TUNER_NAMES, help="tuner for which to list the recorded shapes")
     what.add_argument(
-        "--tuned", type=Path, metavar="FILE", help="print which share of the time has an entry in this file of a tuner"
+        "--tuned",
+        type=Path,
+        metavar="FILE",
+        help="print the share of the time of the calls whose shapes have an entry in this file of a tuner",
     )
-    add_output(parser, "list to write; further lists go next to it, with their kind in the name (default: stdout)")
+    add_output(
+        parser, "file for the list; lists of other kinds go next to it, with the kind in the name (default: stdout)"
+    )
     add_reading(parser)
 
 
@@ -347,7 +353,7 @@ def _report_tuned(problems: Sequence[Problem], tuner: Tuner, rows: Sequence[Mapp
     share = sum(problem.share for problem, is_tuned in tuned if is_tuned)
     whole = sum(problem.share for problem, _ in tuned)
     print(
-        f"{sum(is_tuned for _, is_tuned in tuned):,} of {counted(len(tuned), 'problem')} have a tuned entry: "
+        f"{sum(is_tuned for _, is_tuned in tuned):,} of {counted(len(tuned), 'shape')} have a tuned entry: "
         f"{share / (whole or 1):.1%} of their time, {share:.1%} of the trace's"
     )
     missing = [problem for problem, is_tuned in tuned if not is_tuned]
@@ -355,5 +361,5 @@ def _report_tuned(problems: Sequence[Problem], tuner: Tuner, rows: Sequence[Mapp
         shapes = describe_shapes(problem.signature)
         print_line(f"{problem.share:>7.2%} {problem.calls:>7,}  {problem.name} {shapes}", sys.stdout)
     if len(missing) > MOST_MISSING:
-        print(f"and {len(missing) - MOST_MISSING:,} more without")
+        print(f"and {len(missing) - MOST_MISSING:,} more without an entry")
     return 0

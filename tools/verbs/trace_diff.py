@@ -59,21 +59,22 @@ def prepare_diff(parser: argparse.ArgumentParser) -> None:
         type=names,
         default=(),
         metavar="KINDS",
-        help="exit with status 1 if there are differences of these kinds, separated by commas: came (new signatures), "
-        f"went (missing ones), {', '.join(CHOICES[2:])}, or {ANY}",
+        help="exit with status 1 if there are differences of these kinds, separated by commas: came (signatures only "
+        "in B), went (only in A), counts (of calls), shares (of the time of signatures), values (statistics of them), "
+        f"operators (shares of the time of operators), or {ANY}",
     )
     parser.add_argument(
         "--counts",
         type=percent,
         metavar="PERCENT",
-        help="ignore differences of call counts up to this percentage (default: 0, or 10%% for several traces a side)",
+        help="ignore differences of call counts up to this percentage (default: 0, or 10%% with several traces)",
     )
     parser.add_argument(
         "--least",
         type=percent,
         metavar="PERCENT",
         help="ignore new and missing signatures, and changed call counts, with less than this share of the time "
-        "(default: 0, or 0.1%% for several traces per side)",
+        "(default: 0, or 0.1%% with several traces)",
     )
     parser.add_argument(
         "--share",
@@ -88,7 +89,8 @@ def prepare_diff(parser: argparse.ArgumentParser) -> None:
         type=percent,
         default=0.1,
         metavar="PERCENT",
-        help="ignore changes in the mean or spread of tensor values of at most this part of the spread (default: 10%%)",
+        help="ignore a change in the mean or spread of tensor values if it is at most this percentage of the spread "
+        "(default: 10%%)",
     )
     parser.add_argument(
         "--top", type=positive, default=30, metavar="N", help="number of rows to show (default: %(default)s)"
@@ -132,9 +134,13 @@ def _print_diff(difference: TraceDifference, top: int) -> None:
         print_line(f"{name:<12}{one} → {other}", sys.stdout, indent=12)
     if difference.units != (1, 1):
         one, other = (f"{int(units):,}" for units in difference.units)
-        print_line(f"{'counted':<12}by {difference.unit}, of {_pair(one, other)}", sys.stdout, indent=12)
+        print_line(
+            f"{'counted':<12}per {difference.unit}; number of {difference.unit}s: {_pair(one, other)}",
+            sys.stdout,
+            indent=12,
+        )
     if difference.by_call:
-        parts = "operators, shapes, dtypes and numbers, since a file of another tool has no more"
+        parts = "only operators, shapes, dtypes and numbers, because a file of another tool contains no more"
         print_line(f"{'compared':<12}{parts}", sys.stdout, indent=12)
     changed = difference.changed
     counts = ", ".join(f"{kind} {len(difference.of_kind(kind)):,}" for kind in KINDS)

@@ -107,7 +107,7 @@ def _lines(facts: GraphFacts) -> Iterator[str]:
         yield f"               {DEVICE_TIME}; on the host, {_part(facts.critical_host_ns, facts.host_ns)}"
     at = "" if facts.peak_at is None else f" at call {facts.peak_at} ({printable(facts.peak_op)})"
     peak, outside = facts.peak_bytes / 1e6, facts.outside_bytes / 1e6
-    yield f"live memory    {peak:,.2f} MB at most{at}, and {outside:,.2f} MB from before"
+    yield f"live memory    {peak:,.2f} MB at most{at}, and {outside:,.2f} MB from before the first call"
 
 
 def _part(part_ns: int, total_ns: int) -> str:

@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
         print_line(f"{name:<12}{printable(value)}", sys.stdout, indent=12)
     print()
     if trace.distinct_calls["device_ns"].notna().any():
-        print_line(f"{DEVICE_TIME}; host us is the host time", sys.stdout)
+        print_line(f"{DEVICE_TIME}; the column host us has their times on the host", sys.stdout)
     if KERNEL in tables and not trace.kernels:
         raise UserError(f"{args.trace} contains no kernels", "capture it on a GPU with --device-time kernels")
     # without times, as in some files of other tools, shares are by number of calls
@@ -192,7 +192,7 @@ def facts(trace: Trace) -> Iterable[tuple[str, str]]:
         yield "time", str(header["time"])
     flight = header.get("flight")
     if isinstance(flight, dict) and _is_count(flight.get("last")):
-        written = f", written for {flight['reason']}" if "reason" in flight else ", not written when it ended: a crash"
+        written = f", written for {flight['reason']}" if "reason" in flight else ", recovered after a crash"
         yield "flight", f"the last {counted(flight['last'], 'call')}{written}"
         if _is_count(flight.get("before")):
             yield "forgotten", f"{counted(flight['before'], 'call')}, not in the trace"

@@ -39,8 +39,8 @@ def prepare_trim(parser: argparse.ArgumentParser) -> None:
         "--steps",
         type=steps,
         metavar="FIRST[:END]",
-        help="keep only this step, or the steps from FIRST up to the one before END, or to the last if END is "
-        "missing, counted from 0; such as 1, 0:2 or '2:'",
+        help="keep only this step, or the steps from FIRST to END (excluded; to the last step if END is missing), "
+        "counted from 0; such as 1, 0:2 or '2:'",
     )
     parser.add_argument(
         "--phase",
@@ -93,19 +93,15 @@ def run_trim(args: argparse.Namespace) -> int:
     of_signatures = f"{trimmed.signatures:,} of {counted(trimmed.of_signatures, 'signature')}"
     print(f"{args.prog}: wrote {of_calls}, {of_signatures}, to {args.output}", file=sys.stderr)
     if trimmed.producers:
-        print(
-            f"{args.prog}: {counted(trimmed.producers, 'call')} of these produce inputs for the others", file=sys.stderr
-        )
+        print(f"{args.prog}: {trimmed.producers:,} of these calls produce inputs for the others", file=sys.stderr)
     if trimmed.cut_edges:
         edges = counted(trimmed.cut_edges, "time")
-        print(f"{args.prog}: {edges} a call that is kept reads the result of a removed call", file=sys.stderr)
+        print(f"{args.prog}: {edges}, a kept call reads the result of a removed call", file=sys.stderr)
     return 0
 
 
 def steps(text: str) -> tuple[int, int | None]:
-    """Return the first step that a text such as `1`, `0:2`, `2:` or `:2` selects, and the end, which is excluded; None
-    for no end.
-    """
+    """Return the first step that a text such as `1`, `0:2` or `2:` selects, and the excluded end; None for no end."""
     match = re.fullmatch(r"(\d{1,9})|(\d{0,9}):(\d{0,9})", text.strip(), re.ASCII)
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a step such as 1 or a range such as 0:2")

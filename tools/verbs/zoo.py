@@ -276,7 +276,7 @@ def facts(trace: ZooTrace) -> list[tuple[str, str]]:
         *lines,
         ("with", ", ".join(f"{name} {number}" for name, number in held.versions.items())),
         ("on", held.machine),
-        ("step", f"{held.step_ms:,.1f} ms unwatched, {held.steps} recorded"),
+        ("step", f"{held.step_ms:,.1f} ms without capture, {held.steps} recorded"),
         ("calls", f"{held.calls:,} of {held.signatures:,} signatures of {held.operators:,} operators"),
         ("long tail", f"{held.longtail:,} functions"),
         ("file", f"{held.size_bytes:,} bytes, {_place(trace)}"),

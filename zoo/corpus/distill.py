@@ -455,7 +455,7 @@ def _assign(points: Points, ops: np.ndarray[Any, Any], indices: np.ndarray[Any, 
 
 def describe(distilled: Distilled) -> str:
     traces = counted(len(distilled.weights_us), "trace")
-    return f"{counted(len(distilled.keys), 'case')} represent {traces}, {distilled.likeness:.1%} alike by time"
+    return f"{counted(len(distilled.keys), 'case')} represent {traces}, mean similarity {distilled.likeness:.1%}"
 
 
 HELD = 0.1  # relative error up to which a prediction passes

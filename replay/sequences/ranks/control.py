@@ -166,7 +166,7 @@ def _words(silent: Sequence[int], timeout_s: float, error: str) -> tuple[str, st
     reason = f" ({printable(error.splitlines()[0])[:160]})" if error else ""
     return (
         f"a rank did not reach a collective within {counted(round(timeout_s), 'second')}{reason}",
-        "all ranks end; --collective-timeout waits longer",
+        "all ranks end; wait longer with --collective-timeout",
     )
 
 

@@ -250,7 +250,7 @@ def make_plan(tables: Sequence[Table], scale: bool) -> RankPlan:
             if offer.ranks and offer.ranks[offer.rank] == rank:
                 lines[offer.line][rank].append(index)
             else:
-                left_out[rank][index] = offer.reason or "its group does not have this rank in its place"
+                left_out[rank][index] = offer.reason or "its group has another rank at the position of this one"
     meetings: list[Meeting] = []
     groups: dict[GroupKey, tuple[int, ...]] = {}
     for line in sorted(lines):
@@ -292,11 +292,11 @@ def _why_not(line: _Line, members: Sequence[int], world_size: int, scale: bool) 
 def _disagreement(offers: Mapping[int, Offer], members: Sequence[int]) -> str:
     absent = sorted(set(members) - set(offers))
     if absent:
-        return f"rank {absent[0]} has recorded fewer of its group"
+        return f"rank {absent[0]} recorded fewer collectives of its group"
     first = next(iter(offers.values()))
     if first.kind in MESSAGES:
         sizes = {(offer.member_bytes, offer.dtype) for offer in offers.values()}
-        return "" if len(sizes) == 1 else "the two sides recorded other sizes"
+        return "" if len(sizes) == 1 else "sender and receiver recorded different sizes"
     shared = {_terms(offer) for offer in offers.values()}
     if len(shared) > 1:
         return "the ranks of its group recorded different collectives at this position"
@@ -316,7 +316,7 @@ def _uneven(offers: Mapping[int, Offer]) -> str:
             assert offer.splits is not None
             assert other.splits is not None, "the ranks agree whether there are splits"
             if offer.splits[0][other.rank] != other.splits[1][offer.rank]:
-                return "its ranks do not send what the others receive"
+                return "a rank sends another number of rows than the receiving rank recorded"
     return ""
 
 

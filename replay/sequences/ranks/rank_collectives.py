@@ -369,7 +369,7 @@ def _gloo_refuses(reduction: str, dtype: str) -> str:
         real = torch.view_as_real(element) if element.is_complex() else element
         alone.allreduce([real], distributed.ReduceOp(kind)).wait()
     except RuntimeError as error:
-        return f"gloo does not take {dtype} ({one_line(error)})"
+        return f"gloo does not support {dtype} ({one_line(error)})"
     return ""
 
 

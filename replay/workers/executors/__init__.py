@@ -115,7 +115,8 @@ class EngineOptions:
     )
     workers: int | None = option(
         None,
-        "with --engine ray: maximum number of workers (default: one per device, or as many as have enough processors)",
+        "with --engine ray: maximum number of workers (default: one per accelerator; on CPUs one per machine, or as "
+        "many as --processors allows)",
         parse=positive,
         needs=NEEDS_RAY,
         role=EFFORT,
@@ -123,7 +124,7 @@ class EngineOptions:
     processors: int | None = option(
         None,
         "with --engine ray: number of processors reserved for each worker; 0 lets workers share processors, "
-        "which makes their times unusable (default: all of a machine)",
+        "which makes their times unusable (default: all processors of a machine)",
         parse=not_negative,
         needs=NEEDS_RAY,
         role=RUN,

@@ -94,7 +94,7 @@ def _connected(options: EngineOptions, processors: int) -> Iterator[Any]:
                     logging_level="ERROR",
                 )
             except (ConnectionError, OSError, RuntimeError, ValueError) as error:
-                where = f"at {options.address}" if options.address else "here"
+                where = f"at {options.address}" if options.address else "on this machine"
                 said = next(iter(str(error).strip().splitlines()), type(error).__name__)
                 raise UserError(
                     f"no Ray cluster can be reached {where}: {said[:200]}", "check the cluster with: ray status"

@@ -115,7 +115,7 @@ def test_killed_node_costs_a_retry_and_machine_kinds_do_not_mix(folder: Path, tm
         environment = os.environ | LOOPBACK
         command = [folder / "long" / "long.jsonl", *FAST, *RAY, "--address", address]
         error = refusal("opreplay", *command, cwd=tmp_path, env=environment, fresh=True)
-        assert "the cluster has machines of 2 kinds that fit (big; small): select one with --machine-kind" in error
+        assert "the cluster has machines of 2 kinds (big; small): select one with --machine-kind" in error
         # one worker, which is replaced on the other node; it survives its own node for some seconds
         words = ["--address", address, "--machine-kind", "big", "--workers", "1", "--iterations", "8000"]
         replay = start(folder, output, *words)

@@ -113,7 +113,7 @@ def test_resume_refuses_rows_of_other_options(folder: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize("flag", ["--sequence", "--nsys", "--ncu", "--profile", "--roofline", "--sweep"])
 def test_options_for_one_trace_are_refused_in_one_line(folder: Path, flag: str) -> None:
     error = refusal("opreplay", folder, flag, cwd=folder)
-    assert error == f"opreplay: error: {flag} is for one trace: name one with it\n"
+    assert error == f"opreplay: error: {flag} is for one trace: name only one trace\n"
 
 
 def test_top_applies_to_each_trace(folder: Path) -> None:
@@ -274,7 +274,7 @@ def test_resume_refuses_rows_of_another_torch_or_machine_or_trace(
             replay(one, **QUICK, output=output, resume=True)
     small_trace(one / "a.jsonl", (11,))
     with pytest.raises(
-        UserError, match=r"r\.json\.parts contains rows of a replay of other files of a: give the arguments"
+        UserError, match=r"r\.json\.parts contains rows of a replay of different files named a: give the arguments"
     ):
         replay(one, **QUICK, output=output, resume=True)
     small_trace(one / "a.jsonl", (10,))

@@ -108,7 +108,7 @@ def test_corpus_page_works_in_a_browser(page: Path) -> None:
         (["no.jsonl"], "no.jsonl does not exist"),
         (["zoo:nothing"], "no trace of the zoo"),
         (["small.jsonl", "--models", "some"], "is not a number ('2')"),
-        (["small.jsonl", "--models", "0"], "no row is shared by this number of models"),
+        (["small.jsonl", "--models", "0"], "does not contain a possible number of models"),
         (["small.jsonl", "--models", "1", "--by", "model"], "cannot be used with"),
         (["small.jsonl", "-o", "corpus.txt"], "corpus.txt is not the name of"),
     ],

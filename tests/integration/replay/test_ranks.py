@@ -123,10 +123,10 @@ def test_reduction_runs_if_torch_supports_it(on_gloo: bool) -> None:
     assert reduced("SUM", torch.complex64) == reduced("BAND", torch.int32) == ""
     assert "has no reduction NEWEST" in reduced("NEWEST")
     # gloo reports this only when it runs the collective, in the same way as the end of a rank
-    assert ("gloo does not take float32" in reduced("BAND")) == on_gloo
-    assert ("gloo does not take float8_e4m3fn" in reduced("SUM", torch.float8_e4m3fn)) == on_gloo
+    assert ("gloo does not support float32" in reduced("BAND")) == on_gloo
+    assert ("gloo does not support float8_e4m3fn" in reduced("SUM", torch.float8_e4m3fn)) == on_gloo
     sent = read_collective(signature("c10d.send.default", [tensor(3, dtype=torch.int16)], PAIR, 1, 0))
-    assert ("gloo does not take int16" in why_not(sent, on_gloo)) == on_gloo
+    assert ("gloo does not support int16" in why_not(sent, on_gloo)) == on_gloo
 
 
 def offer(kind: str, group: tuple[int, ...], rank: int, peer: int | None = None, size: int = 8) -> Offer:
