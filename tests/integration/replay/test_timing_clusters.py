@@ -133,7 +133,7 @@ def test_row_lists_timing_clusters_and_runs_each_in_its_share(tmp_path: Path) ->
     text = io.StringIO()
     print_results([row], text)
     assert "80% of calls captured 41.5, replayed" in " ".join(text.getvalue().split())
-    assert "--split gives each a row" in " ".join(text.getvalue().split())
+    assert "--split adds a row for each" in " ".join(text.getvalue().split())
 
 
 def test_merged_traces_keep_timing_clusters(tmp_path: Path) -> None:
