@@ -1,8 +1,8 @@
 """Replay of calls with a batch that is larger than the recorded one.
 
 The batch is assumed to be the first dimension of tensors. To find the tensors that have it, calls run in program order
-on the meta device with a larger batch: the data of operators in `ANCHORS` have the batch, and then results of calls
-whose size grows with it.
+on the meta device with a larger batch. This starts with the data of operators in `ANCHORS`, and continues with results
+of calls whose sizes grow with the batch.
 """
 
 from __future__ import annotations

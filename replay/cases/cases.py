@@ -268,7 +268,7 @@ class TimingCluster:
 
 @dataclass(frozen=True, slots=True)
 class PlacedCalls:
-    """The calls of a signature whose values were recorded at several call sites."""
+    """The calls of one signature, if values were recorded at several of its call sites."""
 
     signature: Signature
     calls: pd.DataFrame

@@ -253,15 +253,17 @@ DEPENDENT = 2.0  # allowed distance of a result, relative to the distance of the
 def drawn_otherwise(actual: Plain, runs: Sequence[Plain]) -> str | None:
     """Return why the random result `actual` is not distributed like the reference's runs, or None if all tests pass.
 
-    Each test rejects a correct result with a probability of at most one in ten million:
-    - NaN, infinity, or one number in all elements may occur only as in the runs,
-    - if all runs contain the same numbers, the result must be a permutation of them,
+    NaN and infinity may occur only if they do in the runs. If all runs contain the same numbers, the result must be
+    a permutation of them. Each of the other tests rejects a correct result with a probability of one in ten
+    million:
+    - the elements are not all equal, if that is unlikely,
     - the distribution of all elements is that of all runs (two-sample Kolmogorov-Smirnov),
     - the rank of each element among the runs' elements at its position is uniform (one-sample Kolmogorov-Smirnov),
       which detects scales, biases and zeros that vary by position, as with dropout.
 
     The bounds are valid for independent elements. Because one random number may determine many elements, a result
-    beyond a bound also passes if it is at most `DEPENDENT` times as far from the runs as a run is from the other runs.
+    beyond a bound also passes if it is at most `DEPENDENT` times as far from the runs as the farthest run is from the
+    other runs.
     """
     ours, theirs = _real(actual), torch.stack([_real(run) for run in runs])
     for name, is_special in (("NaN", torch.isnan), ("infinity", torch.isinf)):

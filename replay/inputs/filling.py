@@ -166,7 +166,9 @@ def normal(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generato
 
 
 def narrowed(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return values converted to a dtype, with finite values clamped to the dtype's range so that they stay finite."""
+    """Return values converted to a dtype; for a narrower float dtype, finite values are clamped so that they stay
+    finite.
+    """
     if values.dtype == dtype or not (values.dtype.is_floating_point and dtype.is_floating_point):
         return values.to(dtype)
     bounds = torch.finfo(dtype)

@@ -95,7 +95,7 @@ class Program:
 
     function : the function to time; on the CPU it returns when the work is done, on other devices when it is launched
     enter : untimed function that converts the arguments for `function`; None to pass them unchanged
-    leave : function that converts the result of `function` to torch tensors; only with `enter`
+    leave : function that converts the result of `function` to torch tensors; None if it returns them
     in_place : True if `function` writes into the call's arguments although `enter` converts them
     enters_each_run : True if `enter` must be called before each run
     memory : memory that was allocated in advance and that the runs use; None if runs allocate their memory

@@ -1,7 +1,7 @@
 """Lookup of the operators that a trace may name, and properties of operators that follow from their names.
 
 The rules use namespace, argument types and name, so that they also apply to operators of later versions of torch. A
-trace may not name operators of unknown namespaces.
+trace may name operators of unknown namespaces only if the user trusts their module with `--extension`.
 """
 
 from __future__ import annotations

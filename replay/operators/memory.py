@@ -47,8 +47,8 @@ class CallMemory:
 
     allocated : sum of all allocations
     peak : largest amount of allocated memory at one time
-    reserved : largest amount that torch's allocator reserved on the device for the call, if it had no free memory
-        before; None if the device has no such allocator
+    reserved : largest amount of device memory that torch's allocator reserved during the call; its cache is emptied
+        before the call. None if the device has no such allocator
     """
 
     allocated: int

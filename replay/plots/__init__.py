@@ -71,7 +71,6 @@ def timed(rows: Sequence[Result]) -> list[Result]:
 
 
 def time_of(row: Result) -> float:
-    """Return the total time in us of all calls that a row represents."""
     return max(row.count, 1) * (row.median_us or 0.0)
 
 
@@ -128,7 +127,9 @@ def check_choices(kind: str, number: int, choices: PlotChoices) -> None:
 
 
 def request_for(kind: str, runs: Mapping[str, PlottedRun], choices: PlotChoices) -> PlotRequest:
-    """Return the request for a plot of a kind; raise `UserError` for invalid choices, or if no row is selected."""
+    """Return a request with the selected rows of the runs; raise `UserError` for invalid choices, or if no row is
+    selected.
+    """
     check_choices(kind, len(runs), choices)
     selected = {
         name: SelectedRun([row for row in run.rows if _is_selected(row, choices)], run.header)

@@ -1,4 +1,4 @@
-"""The kinds of plots of results."""
+"""Kinds of plots of results, each with the function that draws it."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ def _label_history(figure: Figure, name: str) -> None:
 
 
 # axis labels for the columns over which times can scale
-VARIED = {"threads": "threads", "batch_scale": "batch, times the recorded one", "streams": "cases at once"}
+VARIED = {"threads": "threads", "batch_scale": "batch size / recorded one", "streams": "cases at once"}
 # exponent of ideal scaling: time is inversely proportional to the number of threads, and proportional to the batch size
 IDEALS = {"threads": -1.0, "batch_scale": 1.0}
 

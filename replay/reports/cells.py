@@ -65,7 +65,7 @@ def header_of(facts: Mapping[Any, Any], path: Path) -> dict[str, Any]:
     if not isinstance(accelerator.get("devices", {}), dict) or not all(
         isinstance(facts, dict) for facts in accelerator.get("devices", {}).values()
     ):
-        raise _refusal(path, f"`accelerator.devices` is not an object of objects: {quoted(accelerator['devices'])}")
+        raise _refusal(path, f"`accelerator.devices` must be an object of objects: {quoted(accelerator['devices'])}")
     try:
         check_finite(header)
     except ValueError as error:

@@ -75,8 +75,8 @@ def print_results(results: Sequence[Result], file: IO[str], share: str = "share"
 def print_inputs(results: Sequence[Result], file: IO[str]) -> None:
     """Print a table of results from several traces with one row per distinct input and variant, and its notes.
 
-    Inputs with a wrong or failed row come first, then those with the lowest speed-up, then those with the longest time;
-    at most `MOST_INPUTS` rows are printed.
+    Inputs with a row that is neither ok nor contended come first, then those with the lowest speed-up, then those with
+    the longest time; at most `MOST_INPUTS` rows are printed.
     """
     inputs = distinct_inputs(results)
     print_results(inputs[:MOST_INPUTS], file, OF_THESE)
@@ -87,8 +87,8 @@ def print_inputs(results: Sequence[Result], file: IO[str]) -> None:
 def distinct_inputs(results: Sequence[Result]) -> list[Result]:
     """Return one row per distinct input and variant, the input with the worst row first.
 
-    If rows differ only in their trace, the worst row (wrong or failed, or else with the lowest speed-up) is kept, with
-    the number of calls in all traces.
+    If rows differ only in their trace, the worst row (neither ok nor contended, or else with the lowest speed-up) is
+    kept, with the number of calls in all traces.
     """
     by_input: dict[object, dict[object, list[Result]]] = {}
     for row in results:
@@ -246,7 +246,7 @@ def _clocks(results: Sequence[Result]) -> list[str]:
 def _speed_ups(results: Sequence[Result]) -> list[str]:
     if not any(result.speed_up for result in results):
         return []
-    doubt = f"; {DOUBTFUL} before it: paired runs give another one, by over 10 %"
+    doubt = f"; {DOUBTFUL}: paired runs give a speed-up that differs by over 10 %"
     is_marked = any(result.is_speed_up_doubtful for result in results)
     return [f"{SPEED_UP}{doubt if is_marked else ''}"]
 

@@ -67,7 +67,7 @@ def read_folders(targets: Sequence[Path]) -> list[SampleFolder]:
 
 
 def gripped_samples(folders: Sequence[Path], patterns: Sequence[str] = (), tags: Sequence[str] = ()) -> Iterator[Case]:
-    """Yield a case for each recorded call of the samples that match one of the patterns and have all tags.
+    """Yield a case for each distinct recorded call of the samples that match one of the patterns and have all tags.
 
     Calls of different samples may get the same case number.
     """
@@ -80,7 +80,7 @@ def gripped_samples(folders: Sequence[Path], patterns: Sequence[str] = (), tags:
 
 
 def gripped_calls(trace: Trace, selection: Selection, folders: Sequence[Path]) -> list[Case]:
-    """Return cases for the gripped calls of a trace whose functions have a sample in one of the folders."""
+    """Return a case for each distinct gripped call of a trace whose function has a sample in one of the folders."""
     samples = {sample.origin: sample for sample in read_folders(folders)}
     names = _function_calls(trace)["op"]
     if names.empty:
@@ -228,8 +228,8 @@ def names_samples(target: str) -> bool:
 
 
 def sample_cases(target: str, patterns: Sequence[str] = (), tags: Sequence[str] = ()) -> list[Case]:
-    """Return the cases of a target: one per configuration of a shipped sample, and one per recorded call of a gripped
-    sample.
+    """Return the cases of a target: one per configuration of a shipped sample, and one per distinct recorded call of a
+    gripped sample.
 
     target : `samples` for all shipped samples and those in a local folder of that name; `sample:nms` for a shipped
         sample; `samples/nms` for the local folder if it exists, else the shipped sample; or the path of a folder with
