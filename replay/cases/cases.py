@@ -103,7 +103,7 @@ def make_cases(
 ) -> list[Case]:
     """Return one case per signature, or with `selection.split` per timing cluster, largest share of time first.
 
-    Calls made inside a function of an extension module belong to that function and get no separate cases. Calls that a
+    Calls made inside an extension function or a compiled region belong to it and get no separate cases. Calls that a
     distilled trace contains only because they precede its cases are left out.
 
     with_preceding_calls : True to include these calls
@@ -127,7 +127,7 @@ def make_cases(
     kinds = list(_kinds(trace, placed, calls.index, selection.split))
     cases = _cases(trace, calls, kinds, in_order)
     if not cases:
-        raise UserError("the trace lacks the signatures of its calls", "capture it again")
+        raise UserError("the trace lacks the signatures of its calls", "capture the program again")
     cases.sort(key=lambda case: (-case.share, case.number))
     return cases[: selection.top]
 

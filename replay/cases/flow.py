@@ -87,7 +87,7 @@ class ProgramFlow:
 
 
 def make_flow(trace: Trace, device: str | None = None) -> ProgramFlow:
-    """Return the calls that a program made itself, without those inside extension functions.
+    """Return the calls that a program made itself, without those inside extension functions and compiled regions.
 
     device : device of the replay; operators that it lacks are replaced by equivalent ones. None to replace none
     """

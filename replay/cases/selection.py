@@ -172,7 +172,7 @@ def no_match_of_both(selection: Selection) -> NothingSelectedError:
 
 
 def no_match_within_label(selection: Selection) -> NothingSelectedError:
-    problem = f"no call that {selection.op_flag}and --module select is within --label"
+    problem = f"no call selected by {selection.op_flag}and --module is in a block with this --label"
     return NothingSelectedError(problem, "see opgrip trace info")
 
 

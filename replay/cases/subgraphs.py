@@ -244,7 +244,7 @@ def make_units(
         raise no_calls(trace)
     facts = {signature.number: facts_of(signature) for signature in trace.signatures}
     if not len(trace.storages) and any(item.inputs for item in facts.values()):
-        raise UserError("the trace lacks the dataflow between its calls", "capture it again")
+        raise UserError("the trace lacks the dataflow between its calls", "capture the program again")
     # autograd keeps results inside a module for the backward pass, which are not results of the module
     using = {scope.number for scope in trace.scopes if scope.phase == FORWARD} if selection.for_candidates else None
     runs = make_runs(trace, make_places(trace, unit, selection), facts, labeled_calls(trace, selection), using)

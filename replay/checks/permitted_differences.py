@@ -110,7 +110,7 @@ def chosen_otherwise(
         values, expected_values = actual[0].cpu(), reference[0].cpu()
         pointed = _gathered(bound, ours)
         fine = reasons[1] is None and values.dtype == expected_values.dtype and _equal(values, pointed)
-        reasons[0] = None if fine else "values that are not those at the indices"
+        reasons[0] = None if fine else "values that differ from those at the returned indices"
     return reasons
 
 
@@ -156,7 +156,7 @@ def _in_window(planes: int, bound: dict[str, Any], ours: Tensor, theirs: Tensor)
     for place in range(1, planes + 1):
         quotient, index = quotient // source.shape[-place], quotient % source.shape[-place]
         if not _reached(bound, index, place, planes):
-            return "indices outside of the window"
+            return "indices outside of the pooling window"
     return None
 
 

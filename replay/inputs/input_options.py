@@ -58,8 +58,8 @@ class InputOptions:
     )
     values: tuple[str, ...] = option(
         (RECORDED,),
-        "how to generate tensor values: like the recorded ones, random, or zeros; several kinds are run "
-        "in turn and compared with the first (default: recorded)",
+        "how to generate tensor values: recorded (like the recorded ones), random or zeros; several kinds "
+        "are run in turn and compared with the first (default: recorded)",
         parse=value_kinds,
         metavar="KIND,...",
         only=("single cases", "traces"),

@@ -58,7 +58,7 @@ def _import_file(path: str) -> ModuleType:
     if loaded is not None and getattr(loaded, "__file__", None) == path:
         return loaded
     if loaded is not None:
-        raise ImportError(f"another module is called {name}: {getattr(loaded, '__file__', 'a part of Python')}")
+        raise ImportError(f"another module has the name {name}: {getattr(loaded, '__file__', 'a part of Python')}")
     if not os.path.isfile(path):
         raise ImportError(f"{path} does not exist")
     # the file may import its neighbours, also later
