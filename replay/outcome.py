@@ -60,8 +60,8 @@ class Results:
 
             results.by_call_site.groupby("module")["total_us"].sum()
 
-        It has the columns of `frame` and two more: `line`, as `file:line function`, and `total_us`, the number of calls
-        times the replayed median. The values of `module`, `phase`, `count`, `share` and `captured_total_us` refer to
+        It has most columns of `frame`, and `line` (`file:line function`) and `total_us` (number of calls times replayed
+        median). The values of `module`, `phase`, `count`, `share` and `captured_total_us` refer to
         the calls at the site.
         """
         return by_call_site(self.rows)
@@ -115,10 +115,10 @@ class Results:
 
         kind : `modes`, `scaling`, `operators`, `shapes`, `roofline` or `history`; None selects `modes` if there are
             several modes, `scaling` if threads, batch or streams vary, else `operators`
-        beside : other runs by name, drawn before these results, which are labelled `this`
+        beside : other runs by name, drawn before these results; the label of these results is `this`
         op : glob pattern; draw only cases of operators whose names match
         case : draw only the case whose key starts with this
-        by : name of the column to group cases by
+        by : `family`, `op` or `module`, by which cases are grouped
         over : column of the x axis
         title : title; by default trace, machine and version of torch
 

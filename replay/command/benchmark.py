@@ -117,7 +117,7 @@ def judge(
 
     Raises TypeError if an option is unknown, or if the candidates are neither all callable nor all text.
 
-    Raises UserError if the value of an option is invalid, or if no call of an operator is recorded.
+    Raises UserError if the value of an option is invalid, or if the traces contain no call of these operators.
     """
     if not candidates:
         raise UserError("no candidate to judge", "pass a dictionary such as {'aten._softmax.default': softmax}")

@@ -315,7 +315,7 @@ def replay(trace: str | Path | Sequence[str | Path] | Mapping[str, Any] | None =
         results.frame
 
     Cases run in a separate process, so that a case that crashes, hangs or takes too much memory does not affect other
-    cases. That process imports the main module again, so scripts must call this under `if __name__ == "__main__":`.
+    cases.
 
     trace : a file that `Capture` or `opcapture` wrote; several files, a folder of them, `zoo` or `zoo:PATTERN`, which
         are replayed in turn; `samples`, `sample:NAME`, or a folder that `grip` wrote; the contents of a PARAM

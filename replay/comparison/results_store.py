@@ -1,4 +1,4 @@
-"""The results store (a folder with one file per replay, which is never replaced), and merging of runs.
+"""The results store, a folder with one file per replay (files are never replaced), and merging of runs.
 
 File names: `<store>/<machine>-<device>/<time>-<trace>-<id>.parquet`
 """

@@ -70,7 +70,7 @@ def with_kernels(row: Result, runs: Sequence[Sequence[LaunchedWork]], context: M
 
 
 def arithmetic_dtype(row: Result, context: Mapping[str, Any]) -> str | None:
-    """Return the name of the dtype in which a row's case computes: that of TF32 if a float32 case may use it."""
+    """Return the name of the dtype in which a row's case computes; TF32 replaces float32 if the case may use it."""
     from opgrip.platform.peaks import TF32
     from opgrip.platform.precisions import is_tf32
     from opgrip.replay.operators.contexts import KINDS

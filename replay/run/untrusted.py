@@ -105,7 +105,7 @@ class UntrustedProcess:
     def ask(self, message: Mapping[str, Any]) -> Any:
         """Let the process continue, send a message, stop the process and all that it started, and return its answer.
 
-        Raises the error that the process reports, and `WrongResultError` if it has run since it was stopped.
+        Raises the error that the process reports, and `WrongResultError` if the process has run since it was stopped.
         """
         if self._mem < 0:
             self._begin()

@@ -4,7 +4,7 @@
 generates the values that exist before the first call, restores them before each pass (`begin`), stores the results of
 calls (`give`), frees storages after their last use (`drop`), and returns views of them (`view`). The memory of the
 storages, and of arguments that `charge` counts, stays below a limit; a request beyond the limit raises `Unsupported`.
-The values from which an accelerator's memory is restored are kept in host memory if there is enough.
+The values from which an accelerator's memory is restored are kept in host memory if they fit.
 
 Each call runs on the stream on which it was recorded, with the recorded waits between streams. If a call takes what
 another stream wrote, and no recorded wait orders the two streams, the call's stream waits for the other stream as well:

@@ -78,7 +78,8 @@ class SequenceResult:
     substituted : number of calls that ran on generated arguments, because they failed or returned other shapes on
         earlier results
     unsupported : number of calls that did not run
-    redrawn : number of replayed calls with some new values, because earlier results were outside the recorded range
+    redrawn : number of replayed calls some of whose inputs were generated, for example because earlier results were
+        outside the recorded range
     not_replayed : calls that were not replayed, by operator, status and reason, most frequent first
     captured_ms : sum of the times of all calls, by the device's clock for calls that ran on a device
     captured_host_ms, captured_wall_ms : sum of the calls' host times; time from the first call to the end of the last

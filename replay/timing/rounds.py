@@ -115,7 +115,7 @@ class Measurer:
             yield from self._retry(contended, self._run_until_done, perf_counter_ns() - started_ns)
 
     def in_rounds(self, groups: Sequence[FunctionGroup]) -> Iterator[list[TimedFunction]]:
-        """Run each function once per round, after the calls before it in the program, until enough times are known.
+        """Run each function once per round, after its preceding calls in the program, until enough times are known.
 
         The functions of a case are compared round by round. Yields the functions of each finished case; cases that
         other processes disturbed run again and are yielded last.

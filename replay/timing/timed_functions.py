@@ -31,7 +31,7 @@ Stratum = tuple[int, bool]  # the input set of a run, and True if its results we
 class Run(NamedTuple):
     """A timed run.
 
-    round : number of the case's round, in which each of its functions ran once
+    round : number of the round; in each round, every function of the case runs once
     """
 
     stratum: Stratum

@@ -207,8 +207,8 @@ def describe_launches(trace: Trace, key_by_signature: Mapping[int, str]) -> Plai
     launches' times (`curve`).
 
     Each group is a tuple: name, number of calls, number of launches, total time of the launches in us, number of
-    launches shorter than `SHORT_US`, and total time of these in us. A launch is a kernel if the trace contains the
-    kernels of calls on an accelerator, otherwise an operator.
+    launches shorter than `SHORT_US`, and total time of these in us; a case also has its shapes and key. A launch is a
+    kernel if the trace contains the kernels of calls on an accelerator, otherwise an operator.
 
     key_by_signature : key of the case of each signature, by signature number
     """

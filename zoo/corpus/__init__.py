@@ -1,4 +1,4 @@
-"""A corpus: several traces as one table, and summaries of it."""
+"""A corpus: several traces as one table, and summaries of that table."""
 
 from opgrip.zoo.corpus.corpus import Corpus, Member, members_of, read_corpus
 from opgrip.zoo.corpus.summaries import BY, Summary, summarize

@@ -1,7 +1,6 @@
 """Scores of a trace, of a model, and of all models in one run configuration.
 
-A case is ok if it ran and its results agree with the recorded ones. The time of a case is that of all its calls in the
-program.
+A case is ok if its row has the status `ok`. The time of a case is the time of all its calls in the program.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ def exchanges_alone(trace: Trace) -> Trace:
 def wait_points(
     flow: ProgramFlow, places: Sequence[int], run_places: Sequence[int] | None = None
 ) -> dict[int, list[int]]:
-    """Return, by index of a call, the indices of the collectives that must have ended before it.
+    """Return, by index of a call, the indices of the collectives that must have ended before the call.
 
     A trace does not record where a program waited for an asynchronous collective, but it must have waited before the
     first call that uses the collective's memory.

@@ -57,7 +57,7 @@ class ReplayedCollective:
 
     kind : kind of collective, such as all-reduce
     reduction : torch's name of the reduction in upper case; empty if the kind has none
-    peer : position in the group of the root, or of the other side of a message; None if there is none
+    peer : position of the root, or of the other side of a message, in the group; None if there is none
     form : `flat` if one tensor contains the parts of all members, `lists` if each part is a tensor, empty if the
         tensors are not divided
     makes_result : True if it returns new tensors, as functional collectives do, instead of writing into arguments
