@@ -92,8 +92,7 @@ class Analysis:
     itself by `@analyses.register(NAME)`.
 
     columns : class of the columns that it adds; None if it adds none
-    counts_work : True if it needs the floating-point operations and moved bytes of each operator inside subgraph cases
-        and samples
+    counts_work : True if it needs the operations and moved bytes of each operator inside subgraph cases and samples
     order : position among the analyses: low if it forks this process, high if it runs torch in this process
     prints_partial : True if it can print results of an interrupted replay
     saw_all : False if it could not analyse all rows; a later replay with `--resume` analyses the others

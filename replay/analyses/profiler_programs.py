@@ -67,8 +67,7 @@ def find_program(name: str, product: str, folders: Sequence[str], named: str | N
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """Command-line options of a profiler that opgrip sets itself, or must know to merge the user's options with its
-    own.
+    """Options of a profiler that opgrip sets itself, or must know to merge the user's options with its own.
 
     output : option for the path of the report, such as `--output`; the user may not set it
     joined : option whose value is a list, such as `--trace`; the user's items are added to opgrip's
@@ -167,9 +166,7 @@ def last_words(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def profiled_command(folder: Path, request: RunRequest, without: Collection[int], timeout_s: float) -> list[str]:
-    """Return the command that starts this module as a program, to run cases under a profiler.
-
-    The program reads and writes files in `folder`.
+    """Return the command that runs cases under a profiler: it starts this module, with files in `folder`.
 
     without : numbers of cases to leave out
     timeout_s : time limit of a case in seconds

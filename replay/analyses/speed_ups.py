@@ -225,12 +225,10 @@ class SweepAnalysis(Analysis):
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """How an operator's throughput changes with one option, over all cases that are ok at all values, weighted by
-    calls.
+    """How an operator's throughput changes with one option, over all cases that are ok at all values.
 
     gains : throughput at each value, relative to the first value
-    turning : largest value that is worth using: its throughput is at least `WORTH` times that of the next smaller value
-        that is worth using
+    turning : largest value worth using: its throughput is at least `WORTH` times that of the previous value worth using
     """
 
     operator: str

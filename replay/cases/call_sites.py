@@ -92,9 +92,7 @@ def _order(site: CallSite) -> tuple[int, str, str, str]:
 
 
 def to_text(sites: Iterable[CallSite]) -> str:
-    """Return call sites as JSON: {phase: {line: {module: [number of calls, sum of their times in us]}}}; empty for
-    none.
-    """
+    """Return call sites as JSON, {phase: {line: {module: [number of calls, their time in us]}}}, or empty text."""
     tree: dict[str, dict[str, dict[str, tuple[int, float]]]] = {}
     for site in sites:
         tree.setdefault(site.phase, {}).setdefault(site.line, {})[site.module] = site.count, site.captured_us
@@ -117,9 +115,7 @@ def from_text(text: str) -> tuple[CallSite, ...]:
 
 
 def module_of(sites: Sequence[CallSite]) -> str:
-    """Return the module path of all call sites; if paths differ, their common parts joined by `*`, as in
-    `layers.*.linear1`.
-    """
+    """Return the module path of all call sites; if paths differ, with `*` for the part that differs."""
     paths = list(dict.fromkeys(site.module for site in sites))
     if len(paths) < 2:
         return paths[0] if paths else ""

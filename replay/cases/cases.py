@@ -324,9 +324,7 @@ class PlacedCalls:
 
 
 def calls_at_several_sites(trace: Trace) -> pd.DataFrame:
-    """Return the calls of the signatures whose values were recorded at several call sites; of more than `MOST_CALLS`
-    calls, only a part.
-    """
+    """Return the calls of signatures with values from several call sites; at most about `MOST_CALLS` of them."""
     numbers = list(_observed_at_several_sites(trace))
     tables = [pd.DataFrame({name: [] for name in [*COLUMNS, MEMORY]})]
     if numbers:

@@ -120,9 +120,7 @@ def _equivalents(signatures: Mapping[int, Signature], device: str) -> Iterator[t
 
 
 def can_flow(spec: TensorSpec) -> bool:
-    """Return True if a replay can pass this tensor from call to call: it is strided, not quantized, not on `meta` and
-    of no tensor subclass.
-    """
+    """Return True if a replay can pass this tensor on: strided, not quantized, not on `meta`, not of a subclass."""
     odd = str(spec.dtype).startswith(("torch.q", "torch.bits")) or spec.device == "meta"
     return spec.cls in (None, STORAGE) and spec.layout is torch.strided and spec.stride is not None and not odd
 

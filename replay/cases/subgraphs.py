@@ -65,8 +65,7 @@ class SubgraphOperator(LazyOperator):
     """The calls of a subgraph as one function, which is created when it is first needed.
 
     Its arguments are the tensors from outside the subgraph in the order of their first use, and then the devices,
-    floating-point dtypes and generators among the calls' arguments, because a replay may run on another device or in
-    another dtype.
+    floating-point dtypes and generators among the calls' arguments, which a replay may change.
     """
 
     __slots__ = ("_extensions", "_graph_module", "is_training", "links")

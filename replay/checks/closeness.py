@@ -182,8 +182,7 @@ def allowance(dtype: torch.dtype, size: Tensor, tolerance: Tolerance) -> Tensor:
     size : (elements,) float64, absolute values of the reference's elements
 
     The absolute tolerance of a dtype is meant for numbers around 1. If the largest element is smaller, as in gradients,
-    the tolerance is reduced in proportion, because it would otherwise hide errors. A tolerance set by the user is not
-    reduced.
+    the tolerance is reduced in proportion, because it would otherwise hide errors. A tolerance set by the user stays.
     """
     # the product with an infinite size would allow any finite number there
     size = size.nan_to_num(0, 0, 0)
@@ -299,7 +298,7 @@ def rounded(
 def unsettled(actual: Plain, runs: Sequence[Plain]) -> Tensor:
     """Return a mask, (elements,) bool, of the elements of an integer or bool result that rounding can explain.
 
-    These are the elements in which the runs differ, with a value between the smallest and the largest of the runs.
+    In these elements the runs differ, and the value lies between those of the runs.
 
     runs : the reference's result, and results computed in float64 from exact and from slightly changed arguments
     """

@@ -1,6 +1,4 @@
-"""Checks of a candidate's results other than of their values: types, strides, shared memory, changed arguments, and
-whether two runs return the same.
-"""
+"""Checks of a candidate's results other than of their values: types, strides, shared memory, changed arguments."""
 
 from __future__ import annotations
 

@@ -361,10 +361,9 @@ class Truths:
 def truths_of(
     function: Callable[..., Any], make_arguments: Callable[[], Arguments], mutates: bool, seed: int
 ) -> Truths | None:
-    """Return the results of a call computed in float64.
+    """Return the results of a call computed in float64; None if it cannot run in float64.
 
-    None if it cannot run in float64, or if it writes into arguments and some arguments share memory, because their
-    copies in float64 share none.
+    Also None if it writes into arguments and some arguments share memory, because their copies in float64 share none.
     """
     first = make_arguments()
     strided = [tensor for tensor in tensors_of(first) if tensor.layout is torch.strided]

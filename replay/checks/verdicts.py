@@ -124,9 +124,7 @@ TOLERANCES: dict[str, tuple[float, float]] = {
 @titled("execution")
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """Tolerance with which results are compared: |actual - reference| <= atol + rtol * |reference|; integers must be
-    equal.
-    """
+    """Tolerance of results: |actual - reference| <= atol + rtol * |reference|; integers must be equal."""
 
     rtol: float | None = option(
         None,

@@ -55,9 +55,7 @@ def caster(tree: Any, dtype: torch.dtype) -> Callable[[Any], Any]:
 
 
 def cast_signature(signature: Signature, dtype: torch.dtype | None) -> Signature:
-    """Return a signature with arguments and results cast to a dtype; unchanged if it cannot be cast or `dtype` is
-    None.
-    """
+    """Return a signature cast to a dtype; unchanged if it cannot be cast or `dtype` is None."""
     if dtype is None:
         return signature
     try:
@@ -166,9 +164,7 @@ def normal(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generato
 
 
 def narrowed(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return values converted to a dtype; for a narrower float dtype, finite values are clamped so that they stay
-    finite.
-    """
+    """Return values converted to a dtype; finite floats are clamped to a narrower float dtype, to stay finite."""
     if values.dtype == dtype or not (values.dtype.is_floating_point and dtype.is_floating_point):
         return values.to(dtype)
     bounds = torch.finfo(dtype)
@@ -190,9 +186,7 @@ def _has_windows(tensor: torch.Tensor) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Recorded values of a tensor in a file; if they are missing or do not fit, values are drawn from the value
-    model.
-    """
+    """Recorded values of a tensor in a file; if they are missing or do not fit, the value model is used."""
 
     model: ValueModel
     file: TensorFile
@@ -222,10 +216,7 @@ class Stored:
 
 
 def drawn_values(trace: Trace) -> Mapping[int, Drawable]:
-    """Return the sources of a trace's values by number: recorded values, or value models where there are none.
-
-    Warns if recorded values are missing.
-    """
+    """Return recorded values or else value models by number; warn if recorded values are missing."""
     if not trace.tensors:
         return trace.values
     file_of: dict[str, TensorFile] = {}

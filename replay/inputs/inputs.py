@@ -140,9 +140,7 @@ class Inputs:
         return tuple(map(pack, args)), {name: pack(value) for name, value in kwargs.items()}
 
     def use(self, places: Sequence[int]) -> None:
-        """Read and write the tensor arguments with these indices, without changing their values, to bring them into the
-        cache.
-        """
+        """Read and write the tensor arguments with these indices, unchanged, to bring them into the cache."""
         if self._touching is None:
             bytes_of = [memory_of(storage) for storage in self._storages]
             self._touching = [[bytes_of[piece.storage] for piece in planned.pieces] for planned in self._planned]

@@ -1,7 +1,4 @@
-"""Sparse, quantized and nested tensors.
-
-Kernels access memory at the indices of sparse tensors without checks, so drawn indices are corrected if invalid.
-"""
+"""Sparse, quantized and nested tensors; drawn indices are made valid, because kernels do not check them."""
 
 from __future__ import annotations
 

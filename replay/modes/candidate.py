@@ -1,6 +1,4 @@
-"""Candidates (users' implementations of operators and modules), and the mode `candidate`, which runs them in place of
-the operators and modules.
-"""
+"""Candidates (users' implementations of operators and modules), and the mode `candidate`, which runs them."""
 
 from __future__ import annotations
 
@@ -35,10 +33,9 @@ class Candidate:
     op : full name of the operator, such as `aten._softmax.default`, pattern of names such as `aten.add.*`, name of a
         sample, or `module:` with the path of a module or a pattern of paths
     source : absolute path of a Python file, name of a module, or `IN_PROCESS`
-    function : name of the function or class in the source, in which dots lead to attributes; for `IN_PROCESS`, the
-        operator
-    digest : hash of the file's contents, so that results of a changed candidate are not mixed with earlier ones; empty
-        if the source is not a file
+    function : name of the function or class in the source, such as `Kernels.softmax`; for `IN_PROCESS`, the operator
+    digest : hash of the file, so that results of a changed candidate are not mixed with earlier ones; empty for a
+        module
     """
 
     op: str
@@ -167,8 +164,7 @@ class CandidateOptions:
         return next((item for item in self.candidate if fnmatchcase(op, item.op)), None)
 
     def read(self) -> CandidateOptions:
-        """Return the options with all candidates in `candidate`, including those in the folder `candidates`, each with
-        its file's hash.
+        """Return the options with all candidates in `candidate`, also those of the folder, each with its file's hash.
 
         Raises `UserError` if a file cannot be read, if the folder has no candidates, or if an operator has several.
         Also raises it if `confirm` and `untrusted` are set together, or if one of the two is set without candidates or

@@ -1,6 +1,4 @@
-"""The modes `onnxruntime` and `tensorrt`: torch exports a call to ONNX, and ONNX Runtime runs it, alone or with
-TensorRT.
-"""
+"""The modes `onnxruntime` and `tensorrt`: ONNX Runtime, alone or with TensorRT, runs calls that torch exports."""
 
 from __future__ import annotations
 
@@ -49,9 +47,7 @@ def check_provider(name: str, package: str) -> None:
 
 
 def cuda_provider(device: str, operators: Iterable[str]) -> Provider:
-    """Return ONNX Runtime's CUDA provider and its options, which follow torch's settings for TF32 and cuDNN's
-    search.
-    """
+    """Return ONNX Runtime's CUDA provider and its options, with torch's settings for TF32 and cuDNN's search."""
     import torch
 
     from opgrip.replay.modes.conversions.runtimes import device_index

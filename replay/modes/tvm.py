@@ -1,7 +1,6 @@
 """The mode `tvm`: an exported call as a Relax program, compiled by TVM for this CPU or GPU.
 
-Without a search, TVM generates simple single-threaded loops for a CPU. `--tune` searches for faster code with TVM's
-meta schedule.
+Without a search, TVM generates simple single-threaded loops for a CPU. `--tune` searches for faster code.
 """
 
 from __future__ import annotations
@@ -186,9 +185,7 @@ def _search(module: Any, task: Task, target: Any, tuner: str, folder: Path) -> N
 
 @contextmanager
 def _intrinsics_of(target: Any) -> Iterator[None]:
-    """Import only the tensor intrinsics of x86 in the `with` block, because importing those of all targets takes a
-    minute.
-    """
+    """Import only the tensor intrinsics of x86 in the `with` block, because importing all takes a minute."""
     import tvm
 
     name = "tvm.s_tir.tensor_intrin"

@@ -1,3 +1,1 @@
-"""The operators that cases call: lookup by name, torch settings, devices, memory use, and counts of operations and
-bytes.
-"""
+"""The operators that cases call: lookup by name, torch settings, devices, memory use, and counts of operations."""

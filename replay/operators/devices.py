@@ -80,9 +80,7 @@ def name_of(device: str) -> str:
 
 
 def facts_of(device: str) -> dict[str, Any]:
-    """Return facts about an accelerator for the header of results, empty for a CPU; creates a context on the
-    accelerator.
-    """
+    """Return facts about an accelerator for the header of results, creating a context on it; empty for a CPU."""
     return {"accelerator": describe_accelerators([with_index(device)])} if is_accelerator(device) else {}
 
 
@@ -132,8 +130,7 @@ def _cycles_per_us(device: str) -> float:
 
 
 def limit_device_memory(device: str, limit: int | None) -> int | None:
-    """Limit the accelerator memory that this process may allocate, and return the limit in bytes; None if it is
-    unknown.
+    """Limit the accelerator memory that this process may allocate, and return the limit in bytes; None if unknown.
 
     limit : limit in bytes; None for most of the memory that is free
     """

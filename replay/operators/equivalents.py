@@ -1,5 +1,4 @@
-"""Equivalents: calls of another operator that does the same work, used if a device or machine lacks the recorded
-operator.
+"""Equivalents: calls of another operator that does the same work, for operators that a device or machine lacks.
 
 Some operators exist only for one kind of device, such as `_scaled_dot_product_flash_attention_for_cpu` and
 `cudnn_batch_norm`. On other devices, the operator that torch itself would choose there is called instead. Functions of
@@ -29,8 +28,7 @@ Call: TypeAlias = Mapping[str, Any]  # arguments of a call by name
 class Equivalent:
     """A call that replaces a recorded call and does the same work.
 
-    argument_indices : for each tensor argument of `signature`, the index among the recorded call's tensors; None for a
-        new tensor
+    argument_indices : for each tensor argument, its index among the recorded call's tensors; None for a new tensor
     result_count : number of results of `signature`, counted from the first, that are also results of the recorded call
     unused : indices of its other results; empty if the recorded call's results are unknown
     note : text for the result row that names the operator that runs

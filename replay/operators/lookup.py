@@ -174,9 +174,7 @@ def is_trusted(namespace: str, extensions: Collection[str]) -> bool:
 
 
 def namespaces_of(extension: str) -> frozenset[str]:
-    """Import an extension, and return the operator namespaces that it extends; raise `Unsupported` if the import
-    fails.
-    """
+    """Import an extension, and return the operator namespaces that it extends; raise `Unsupported` if it fails."""
     namespaces, problem = _import_once(extension)
     if problem is not None:
         raise Unsupported(f"--extension {extension} cannot be imported: {problem}")

@@ -43,8 +43,7 @@ def work_of(
 def counted(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], whole: bool = True) -> Work:
     """Run a function once and return the work of all operators that it calls.
 
-    whole : True to count only the bytes of the function's arguments and results, as for one kernel; False to count
-        those of each operator
+    whole : True to count only the bytes of the function's arguments and results; False to count those of each operator
     """
     tally = _Tally()
     with tally:

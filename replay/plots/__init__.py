@@ -1,6 +1,4 @@
-"""Plots of results: kinds are registered by modules of this package, or are entry points `opgrip.plots` of other
-packages.
-"""
+"""Plots of results: kinds are in modules of this package, or are entry points `opgrip.plots` of other packages."""
 
 from __future__ import annotations
 
@@ -127,9 +125,7 @@ def check_choices(kind: str, number: int, choices: PlotChoices) -> None:
 
 
 def request_for(kind: str, runs: Mapping[str, PlottedRun], choices: PlotChoices) -> PlotRequest:
-    """Return a request with the selected rows of the runs; raise `UserError` for invalid choices, or if no row is
-    selected.
-    """
+    """Return a request with the selected rows; raise `UserError` for invalid choices, or if no row is selected."""
     check_choices(kind, len(runs), choices)
     selected = {
         name: SelectedRun([row for row in run.rows if _is_selected(row, choices)], run.header)
@@ -142,9 +138,7 @@ def request_for(kind: str, runs: Mapping[str, PlottedRun], choices: PlotChoices)
 
 
 def draw_runs(kind: str, runs: Mapping[str, PlottedRun], choices: PlotChoices) -> Figure:
-    """Return the figure of one kind in the current style; raise `UserError` for invalid choices or without rows to
-    draw.
-    """
+    """Return the figure of one kind in the current style; raise `UserError` if there is nothing to draw."""
     return _plot_of(kind).draw(request_for(kind, runs, choices))
 
 

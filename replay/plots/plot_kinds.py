@@ -89,9 +89,7 @@ LABELS = ((3.0, (1.0, 1.2, 1.5, 2.0, 3.0, 5.0, 7.0)), (12.0, (1.0, 1.5, 2.0, 3.0
 
 
 def draw_modes(request: PlotRequest) -> Figure:
-    """Draw each mode's speed-up by group of cases: a point at the geometric mean, a bar over the middle 80 % of
-    cases.
-    """
+    """Draw each mode's speed-up by group of cases: the geometric mean, and a bar over the middle 80 % of cases."""
     series, reference = _rows_by_group(request)
     totals: dict[str, float] = {}
     for rows_by_group in series.values():
@@ -306,9 +304,7 @@ WORK = {"bytes": ("bytes_moved", "bytes moved", "B"), "flops": ("flops", "operat
 
 
 def draw_shapes(request: PlotRequest) -> Figure:
-    """Draw a panel per operator, longest time first: each case's median time over its bytes or operations as a point,
-    with a bar from p10 to p90.
-    """
+    """Draw each case's median time over its bytes or operations, with a bar from p10 to p90, a panel per operator."""
     column, name, unit = WORK[request.over or "bytes"]
     series = {name: [row for row in rows if getattr(row, column)] for name, rows in series_of(request.runs)}
     rows = [row for own in series.values() for row in own]

@@ -203,8 +203,7 @@ def _as_unicode(cell: Any) -> Any:
 
 
 def load_results(path: str | Path) -> pd.DataFrame:
-    """Return the rows of a file that `opreplay -o` wrote, such as `.json` or `.csv`; `attrs` has its header, except for
-    CSV.
+    """Return the rows of a file that `opreplay -o` wrote, such as `.json`; `attrs` has its header, except for CSV.
 
     Raises `UserError` if the file is missing, damaged or of a format that cannot be read.
     """

@@ -39,9 +39,7 @@ class Request:
 
 
 def unfulfilled(args: argparse.Namespace, rows: Sequence[Result]) -> list[str]:
-    """Return a line for each option that no row fulfils; if there are rows but no case ran, a single line that says
-    so.
-    """
+    """Return a line for each option that no row fulfils, or a single line if there are rows but no case ran."""
     if not any(row.status in WITH_RESULTS for row in rows):
         return [f"no case ran{_why(rows)}"] if rows else []
     lines = []

@@ -279,9 +279,7 @@ def _add_suite(root: ElementTree.Element, suite: Suite) -> None:
 
 @report(".xml")
 def write_junit(results: Sequence[Result], header: Mapping[str, Any], file: IO[str]) -> None:
-    """Write a test per row: failed if the row is wrong, failed or timed out; skipped if it is unsupported, skipped or
-    contended.
-    """
+    """Write a test per row: failed if the row is wrong, failed or timed out; skipped for other statuses than `ok`."""
     plain = {name: value for name, value in header.items() if isinstance(value, str | int | float)}
     write_suites([Suite(f"opreplay {header.get('trace', '')}".strip(), list(map(_test, results)), plain)], file)
 

@@ -170,10 +170,7 @@ class Nearness:
 
 
 def nearness(rows: Sequence[Result]) -> list[Nearness]:
-    """Return, for each operator and variant, how near its time comes to the least time that the machine needs.
-
-    The operator with the largest share of time comes first; rows without a limit are left out.
-    """
+    """Return how near each operator's time comes to the least time that the machine needs, longest time first."""
     limited = [row for row in rows if LimitColumns.of(row).limit_us is not None and row.median_us]
     total = sum(time_of(row) for row in limited)
     by_operator: dict[str, list[Result]] = {}

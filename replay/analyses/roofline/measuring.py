@@ -1,6 +1,4 @@
-"""Measurement of a machine's peak rates; the best of several runs counts, because disturbances only make runs
-slower.
-"""
+"""Measurement of a machine's peak rates: the best of several runs, because disturbances only make runs slower."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Sources of sample cases: samples that ship with opgrip, the user's samples in folders, and gripped calls of a
-trace.
-"""
+"""Sources of sample cases: shipped samples, the user's samples in folders, and gripped calls of a trace."""
 
 from __future__ import annotations
 
@@ -218,9 +216,7 @@ PREFIX = "sample:"  # prefix of targets that always mean a shipped sample, even 
 
 
 def names_samples(target: str) -> bool:
-    """Return True if a target means samples: `samples`, `sample:nms`, `samples/nms`, or a folder that is no known trace
-    format.
-    """
+    """Return True if a target means samples: `samples`, `sample:nms`, `samples/nms`, or a folder that is no trace."""
     if target.startswith(PREFIX) or PurePath(target).parts[:1] == (SHIPPED,):
         return True
     # some formats of other tools are folders
@@ -228,12 +224,10 @@ def names_samples(target: str) -> bool:
 
 
 def sample_cases(target: str, patterns: Sequence[str] = (), tags: Sequence[str] = ()) -> list[Case]:
-    """Return the cases of a target: one per configuration of a shipped sample, and one per distinct recorded call of a
-    gripped sample.
+    """Return a case for each configuration of shipped samples, and each distinct recorded call of gripped samples.
 
     target : `samples` for all shipped samples and those in a local folder of that name; `sample:nms` for a shipped
-        sample; `samples/nms` for the local folder if it exists, else the shipped sample; or the path of a folder with
-        samples
+        sample; `samples/nms` for the local folder if it exists, else the shipped sample; or the path of a folder
 
     Warns if a local folder hides or is added to the shipped samples; raises UserError if nothing is selected.
     """
@@ -313,10 +307,7 @@ SHIPPED = "samples"  # target that means all shipped samples
 
 @dataclass(frozen=True, slots=True)
 class ConfigurationTensor:
-    """Input values from one tensor of a sample's configuration.
-
-    They are created when they are used, and kept only until another configuration is used.
-    """
+    """Input values from one tensor of a sample's configuration; only the last configuration is kept in memory."""
 
     name: str
     configuration: str

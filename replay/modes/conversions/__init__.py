@@ -1,3 +1,1 @@
-"""Conversions that several modes share. They import torch, which the module of a mode must not import before the mode
-runs.
-"""
+"""Conversions that several modes share; the modules of modes import them late, because they import torch."""

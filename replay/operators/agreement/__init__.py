@@ -1,8 +1,7 @@
 """Checks that keep replayed calls from accessing memory outside their tensors, because traces may be untrusted.
 
 The operators in the tables of `indices` and `sizes` were found by calling all operators of the torch versions in
-`REVIEWED` with invalid indices and sizes. A new version of torch requires another review, of new operators and new
-kernels.
+`REVIEWED` with invalid indices and sizes. Operators and kernels of a new version of torch require another review.
 """
 
 from __future__ import annotations
@@ -55,9 +54,7 @@ class _CheckedCalls(TorchDispatchMode):
 
 
 def checking_parts(function: Any) -> AbstractContextManager[Any]:
-    """Return a context manager that checks sizes and indices of the calls in its block, if `function` is a composite
-    operator.
-    """
+    """Return a context manager that, for a composite operator, checks sizes and indices of the calls in its block."""
     return _CheckedCalls() if is_composite(function) else nullcontext()
 
 
