@@ -28,7 +28,7 @@ class TraceScore:
     slowed : number of replayed cases that other processes slowed down
     time_us : time in the replay of the cases that are ok, including cases that the baseline lacks
     compared : number of cases that are ok in both the replay and the baseline
-    base_us : time in the baseline of the replayed cases
+    base_us : time in the baseline of the replayed cases that count
     ok_base_us : time in the baseline of the cases that are ok in both
     ok_us : time in the replay of the cases that are ok in both
     whole_us : time in the baseline of all its cases

@@ -520,7 +520,7 @@ class RankExchange:
         """Start a collective and return its results, which may not be ready yet.
 
         place : index of its call
-        is_async : True to return before it has ended
+        is_async : True to return before it has ended, except on an accelerator
 
         Raises Unsupported if the group's backend cannot run it.
         """

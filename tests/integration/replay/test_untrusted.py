@@ -100,7 +100,7 @@ CHEATS = {
     "only_first_values": "in a timed run: output 0",
     "less_precise": "elements differ",
     "same_memory": "it returns the memory of an earlier result",
-    "continued_by_timer": "runs while its process is stopped",
+    "continued_by_timer": "after its process had been stopped",
     "forged_answer": "its ",
 }
 QUICK = {"only_first_values"}
