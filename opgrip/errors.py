@@ -40,9 +40,7 @@ def raise_if_from_program(error: BaseException) -> None:
 
 
 def is_from_program(error: BaseException) -> bool:
-    """Return True if a caught error is meant for the program: it is no `Exception`, or a signal handler, a trace
-    function or another thread raised it.
-    """
+    """Return True if an error is not an `Exception`, or a signal handler, trace function or other thread raised it."""
     if not isinstance(error, Exception):
         return True
     entries = list(_entries(error.__traceback__))
@@ -125,7 +123,7 @@ class NothingSelectedError(UserError):
     """Raised if a trace contains nothing that the user selected. A command with several traces ignores it if another
     trace contains something that was selected.
 
-    advice : end of the hint that also applies to other traces, such as a better pattern to try
+    advice : last part of the hint, such as a better pattern to try, which is also useful if the user named other traces
     """
 
     advice = ""
@@ -184,7 +182,7 @@ MOST = 1000  # maximum number of characters of an unknown error's message
 
 
 def place_of(error: BaseException) -> str:
-    """Return ` at FILE:LINE` for the innermost line of a traceback in the user's code; empty if there is none."""
+    """Return ` at FILE:LINE` for the innermost line of an error in the user's code; empty if there is none."""
     files = [(entry.tb_frame.f_code.co_filename, entry.tb_lineno) for entry in _entries(error.__traceback__)]
     own = [(name, line) for name, line in files if name.endswith(".py") and not _LIBRARY.search(name)]
     return f" at {own[-1][0].rpartition('/')[2]}:{own[-1][1]}" if own else ""
@@ -217,7 +215,7 @@ def _size(count: float) -> str:
 
 def _driver(match: re.Match[str]) -> str:
     version = int(match[1])
-    return f"the NVIDIA driver is too old for this torch: it knows CUDA {version // 1000}.{version % 1000 // 10}"
+    return f"the NVIDIA driver is too old for this torch: it supports CUDA {version // 1000}.{version % 1000 // 10}"
 
 
 _CAUSES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = tuple(
@@ -225,11 +223,11 @@ _CAUSES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...
     for pattern, say in (
         (
             r"can't allocate memory: you tried to allocate (\d+) bytes",
-            lambda match: f"out of memory: {_size(int(match[1]))} were asked for",
+            lambda match: f"out of memory: {_size(int(match[1]))} were requested",
         ),
         (
             r"out of memory.*?allocate ([\d.]+ \w+)\..*capacity of ([\d.]+ \w+) of which ([\d.]+ \w+) is free",
-            r"out of memory: \1 were asked for, and \3 of \2 on the GPU are free",
+            r"out of memory: \1 were requested, and \3 of \2 on the GPU are free",
         ),
         (r"out of memory|can't allocate memory", "out of memory"),
         (r"driver on your system is too old \(found version (\d+)\)", _driver),

@@ -134,10 +134,10 @@ class _ShowVersion(argparse.Action):
 def run_command(
     parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace], int], argv: Sequence[str] | None
 ) -> int:
-    """Run a command: parse its arguments and call `run` with them. Return the exit status of the process.
+    """Parse a command's arguments, call `run` with them, and return the exit status of the process.
 
-    It is the return value of `run`; 2 after a `UserError`, which is printed as one line; 130 after Ctrl-C; 0 if a
-    program that reads the output through a pipe, such as `head`, ends before the command.
+    The status is the return value of `run`; 2 after a `UserError`, which is printed as one line, or for output that
+    cannot be written; 130 after Ctrl-C; 0 if a program that reads the output, such as `head`, ends before the command.
     """
     open_closed_streams()
     args = parser.parse_args(argv)

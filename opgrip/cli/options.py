@@ -43,7 +43,7 @@ class Option:
     word : name of the option without `--` and with `_` in place of `-`; None if it is the field's name
     short : one-letter flag such as `-o`
     parse : returns the value from its text; None to keep the text
-    metavar : placeholder of the value in the help; None for the word in `METAVARS`, or argparse's
+    metavar : placeholder of the value in the help; None for the one in `METAVARS`, or argparse's default
     choices : allowed values; None if all are allowed
     repeated : True if the option can be given several times; the value is then a tuple
     several : True if several values can follow the option; the value is then a tuple
@@ -52,7 +52,7 @@ class Option:
     column : column of the results that stores the value of an option with the role IDENTITY; empty if it is named like
         the option
     only : names of the inputs that the option applies to, such as `traces`; empty if it applies to all inputs
-    needs : flags, such as `--engine ray`, of which one must be set with the option; empty if it needs none
+    needs : flags, such as `--engine ray`, at least one of which must be set with the option; empty if it needs none
     common : True if `--help` shows the option, False if only `--help-all` does
     """
 
@@ -183,8 +183,8 @@ def arguments_of(
 
     words : command-line arguments to parse in addition to the keywords
     keywords : values by option name, with `_` in place of `-`; None selects the default
-    only : names of the accepted options, or None for all; the error for any other option says that `replay()` accepts
-        it
+    excluded : names of options that are not keywords
+    only : names of the accepted options, or None for all
     """
     args = parser.parse_args(words)
     others = {*OF_COMMANDS, *excluded}

@@ -41,7 +41,7 @@ _parts = count()
 
 
 def partial_path(path: Path) -> Path:
-    """Return the path of the temporary file that becomes the output file; its suffixes determine the compression."""
+    """Return the path of an output file's temporary file, which has the same suffixes, so the same compression."""
     # keep a link and replace its target
     path = path.resolve()
     stem, dot, suffixes = path.name.partition(".")
@@ -190,7 +190,7 @@ def write_parquet_table(frame: pd.DataFrame, file: IO[bytes], metadata: Mapping[
 def whole_folder(path: Path) -> Iterator[Path]:
     """Create a temporary folder for the block, and rename it to `path` if the block raises no exception.
 
-    A folder is never replaced, because it may contain other files.
+    Raises `ExistingFileError` if `path` exists, because a folder may contain other files.
     """
     if path.exists() or path.is_symlink():
         raise ExistingFileError(f"{path} exists", "name a folder that does not exist")
@@ -222,7 +222,7 @@ class ByteSink(Protocol):
 
 
 class Damage(Exception):
-    """Raised after the last readable bytes of a compressed file; the message is the reason."""
+    """Raised after the last readable part of a damaged file; the message is the reason."""
 
 
 def compress_to(raw: IO[bytes], name: str) -> ByteSink:
@@ -236,7 +236,7 @@ def compress_to(raw: IO[bytes], name: str) -> ByteSink:
 
 
 def read_chunks(path: Path) -> Iterator[bytes]:
-    """Yield the decompressed bytes of a file, in pieces; raise `Damage` if the compressed data is cut or broken."""
+    """Yield the decompressed bytes of a file, in pieces; raise `Damage` if its compressed data is broken."""
     if path.is_fifo():
         raise UserError(f"{path} is a pipe", "name a file, because the data is read more than once")
     try:

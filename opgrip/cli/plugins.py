@@ -115,7 +115,7 @@ def _entry_points(search_path: tuple[str, ...]) -> Any:
 class _NamedLikeItsFunction(ModuleType):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         function = self.__name__.rpartition(".")[2]
-        raise TypeError(f"{self.__name__} is a package: call its function, from {self.__name__} import {function}")
+        raise TypeError(f"{self.__name__} is a package, not a function: use from {self.__name__} import {function}")
 
 
 def lazy_names(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:

@@ -33,8 +33,8 @@ class TableColumn:
         empty for text
     rank : on a narrow terminal, columns with the highest rank are left out first; columns with rank 0 never
     least : number of characters to which a column of text may be narrowed before other columns are left out
-    below : True to print the cell on a line below its row if the terminal is narrow or the text is long
-    is_command : True if the cell is a shell command, which is printed on one line below its row to be copied
+    below : True to print each cell below its row if the table is wider than the terminal, or a cell is very long
+    is_command : True if the cells are shell commands; below its row, a command is printed on one line, to be copied
     most : number of characters to which a longer cell is cut
     when : function of a row; the column is printed if it is true for at least one row; None to print it always
     """

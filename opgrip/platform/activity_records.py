@@ -20,9 +20,9 @@ private_places = _places.report
 
 ID_BITS = (1 << 32) - 1  # bits of a thread number that the records contain
 
-_events = _places.take("torch._C._autograd._ProfilerResult.events", None, "times of kernels are refused")
+_events = _places.take("torch._C._autograd._ProfilerResult.events", None, "times of kernels cannot be recorded")
 _is_profiling_here = _places.take(
-    "torch._C._autograd._profiler_enabled", lambda: False, "a profile of the program is noticed when ours cannot begin"
+    "torch._C._autograd._profiler_enabled", lambda: False, "another profiler is noticed only when opgrip's cannot start"
 )
 # environment variables of programs under profilers that use the records of kernels themselves
 _INJECTIONS = {"NSYS_PROFILING_SESSION_ID": "nsys", "CUDA_INJECTION64_PATH": "a profiler of CUDA"}
@@ -110,7 +110,7 @@ def is_work(event: Any) -> bool:
 class LaunchedWork:
     """A kernel, copy or fill on an accelerator, and the launch that started it; all times in ns.
 
-    thread : id of the launching thread: the system's id, or the lower bits of Python's
+    thread : the system's id of the launching thread, or the lower 32 bits of Python's id
     at_ns, launched_ns : times at which the launch began and returned
     duration_ns : duration of the kernel, copy or fill
     launch : correlation number of the launch; a launch may start several kernels
@@ -131,7 +131,7 @@ class LaunchedWork:
 
 
 def launched_by(events: Sequence[Any], distance_ns: int = 0) -> list[LaunchedWork]:
-    """Return the kernels, copies and fills among the events of a profile, each with its launch.
+    """Return the kernels, copies and fills of a profile by their starts; those without a known launch are left out.
 
     distance_ns : time by the system's clock, which the events use, minus time by the clock of the returned times
     """
@@ -158,7 +158,7 @@ def launched_by(events: Sequence[Any], distance_ns: int = 0) -> list[LaunchedWor
 
 
 def records_work(device: str) -> bool:
-    """Return True if torch's profiler can record the work of a device now. No other profiler may be recording it."""
+    """Return True if torch's profiler can record a device's work now: no other profiler may be recording."""
     return (
         torch.device(device).type in recorded_activities() and running_profile() is None and injected_profiler() is None
     )

@@ -36,7 +36,7 @@ WARM_NS, RARE = 200_000, 10
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """The number and total duration of the waits of this process's threads for a processor, up to some time."""
+    """Number and total duration of the measured threads' waits for a processor, up to the time `at_ns`."""
 
     at_ns: int
     time_ns: int
@@ -45,10 +45,9 @@ class Waits:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """How long the processors that this process may run on were used since the machine was booted, in ns summed over
-    them.
+    """How long the processors that this process may run on were used up to the time `at_ns`, in ns summed over them.
 
-    busy_ns : time in which a processor ran any program, or which a hypervisor took
+    busy_ns : time in which a processor ran any program, or which a hypervisor took, since the machine was booted
     stolen_ns : the part of `busy_ns` that a hypervisor took
     own_ns : time in which a processor ran this process, or one that works for it
     """
@@ -62,7 +61,7 @@ class Usage:
 class Contention:
     """Detects that the threads of this process, or of processes that work for it, had to wait for processors.
 
-    The kernel counts the waits of each thread; if it does not, involuntary context switches are counted instead.
+    If the kernel does not count the waits of each thread, involuntary context switches are counted instead.
 
     threads : number of threads that run at the same time; None for the number that torch uses for one operator
     ignored : native id of a thread whose waits are not counted
@@ -108,7 +107,8 @@ class Contention:
         )
 
     def is_contended(self, since: Waits | None = None, run_ns: float | None = None) -> bool:
-        """Return True if the measured threads waited too long for a processor in a period that ends now.
+        """Return True if the measured threads waited too long for a processor in a period that ends now, or if a
+        hypervisor recently took too much time.
 
         since : waits read at the start of the period; None if the period began with the previous call of this method
         run_ns : duration of the measured run within the period; None for the whole period
@@ -149,7 +149,7 @@ class Contention:
 
     @property
     def has_room(self) -> bool:
-        """Return True if other programs recently left enough processors free for the threads of one operator."""
+        """Return True if other programs recently left enough processors free for the measured threads."""
         self._look_at_others()
         processors = len(os.sched_getaffinity(0))
         threads = min(self._threads or torch.get_num_threads(), processors)

@@ -124,7 +124,7 @@ def parse_device(name: str) -> torch.device:
 
 
 def check_device(name: str) -> torch.device:
-    """Return the torch device with a name such as `cuda:1`; raise `UserError` if this machine lacks it."""
+    """Return the torch device with a name such as `cuda:1`; raise `UserError` if it is unknown or not present here."""
     import torch
 
     device = parse_device(name)
@@ -138,9 +138,9 @@ def check_device(name: str) -> torch.device:
 
 
 def measure_once(what: str, device: str, measure: Callable[[], tuple[float, ...]]) -> tuple[float, ...]:
-    """Return the numbers that `measure` returns, from a cache if it was called before on this machine.
+    """Return the numbers that `measure` returns, or those of an earlier call on this machine from a cache.
 
-    An entry of the cache belongs to one measurement, device, processor, number of threads and version of torch.
+    Each result in the cache belongs to one measurement, device, processor, number of threads and version of torch.
     """
     import torch
 
@@ -182,9 +182,9 @@ KINDS = ("GPU", "MIG")  # prefixes of device identifiers: whole GPUs and MIG ins
 
 
 class Gpu:
-    """Counters and properties of an NVIDIA GPU; None for values that the GPU or its driver does not have.
+    """Counters and properties of an NVIDIA GPU: a missing counter is None, a missing property is left out.
 
-    handle : NVML's handle of the GPU or MIG instance; clocks are read from the whole GPU
+    handle : NVML's handle of the GPU or MIG instance; clocks and limits are read from the whole GPU
     """
 
     def __init__(self, nvml: Any, handle: Any) -> None:
@@ -209,7 +209,7 @@ class Gpu:
         return None if memory is None else int(memory.free)
 
     def throttle_reasons(self) -> list[str]:
-        """Return NVML's names of the reasons why the GPU's clock is lowered now; empty if it is not."""
+        """Return NVML's names of the reasons why the GPU's clock is lowered now; empty if no reason is known."""
         mask = self._read("nvmlDeviceGetCurrentClocksEventReasons", self._whole)
         if mask is None:
             mask = self._read("nvmlDeviceGetCurrentClocksThrottleReasons", self._whole)

@@ -66,7 +66,7 @@ class Peaks:
     threads : largest number of threads that was measured
     levels : memory levels, nearest cache first
     rates : Gflop/s of a matrix product by dtype and number of threads
-    launch_us : time of an operator on one element, which consists of launch and allocation
+    launch_us : time of an operator on a tensor of one element, to launch it and to allocate its result
     dispatch_us : time of an operator that makes a view
     """
 
@@ -81,7 +81,7 @@ class Peaks:
     time: str
 
     def level(self, size: int, threads: int, cold: bool) -> Level:
-        """Return the nearest level in which `size` bytes fit; the main memory if the caches are cold."""
+        """Return the smallest cache that holds `size` bytes; main memory if none does, or the caches are cold."""
         return next(level for level in self.levels if level.size is None or (not cold and level.holds(size, threads)))
 
     def bandwidth(self, level: Level, threads: int) -> float:
@@ -90,7 +90,7 @@ class Peaks:
     def rate(self, dtype: str | None, threads: int) -> float | None:
         """Return the arithmetic rate in Gflop/s for a dtype or `TF32`; None if unknown.
 
-        All float8 dtypes have the same rate. Any other dtype that was not measured has the rate of float32.
+        A float8 dtype that was not measured has the rate of another float8 dtype; any other dtype has that of float32.
         """
         rates = self.rates.get(dtype or "")
         if rates is None and (dtype or "").startswith(FLOAT8):
@@ -144,7 +144,7 @@ def from_json(fields: dict[str, Any]) -> Peaks:
 
 
 def find_implausible_rate(peaks: Peaks) -> str | None:
-    """Return a description of the slowest arithmetic rate if it is too slow to be real, else None."""
+    """Return a description of an accelerator's slowest arithmetic rate if it is too low to be real, else None."""
     rates = {dtype: max(rate_by_threads.values()) for dtype, rate_by_threads in peaks.rates.items()}
     if peaks.device == "cpu" or not rates:
         return None

@@ -2,8 +2,9 @@
 
 `run_program` runs a command to its end. A `Child` exchanges JSON lines with this process. The child runs either a
 function in a fork, which starts fast but must not be used once torch has started threads, or a module in a new Python
-process. The child writes a `Heartbeat` before each step, so that this process knows which step crashed or hangs. It
-leads a process group, so that its own children end with it. A confined child runs in bubblewrap.
+process. The child writes to its `Heartbeat` before each item and part, so that this process knows where it crashed or
+hangs. It leads a process group, so that it is killed together with its own children. A confined child runs in
+bubblewrap.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Beat:
 
     item : index of the item that the child works on, or `IDLE` if it works on none
     part : index of the part of the item, or `IDLE` if the item has no parts
-    since_ns : time at which the step began, by the monotonic clock
+    since_ns : time at which the child began to work on this item or part, by the monotonic clock
     """
 
     item: int
@@ -81,7 +82,7 @@ class Heartbeat:
         self.enter(IDLE)
 
     def read(self) -> Beat:
-        """Return what the child works on; without an item if the memory was overwritten."""
+        """Return what the child works on; item and part are `IDLE` if the memory has no valid entry."""
         for _ in range(self._MOST_READS):
             number = self._count[0]
             item, part, since_ns, check = self._ENTRY.unpack_from(self._memory, self._offset(number))
@@ -104,10 +105,10 @@ PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Why a child ended before it finished its work.
+    """Why a child ended, and the item that it worked on last.
 
     item, part : indices of the item and of its part that the child worked on last, as in `Beat`
-    status : `failed`, or `timeout` if it was killed because a step took too long
+    status : `failed`, or `timeout` if it was killed because an item or part took too long
     reason : the reason in one line
     """
 
@@ -123,7 +124,7 @@ class Child:
     run : a function to call in a forked process, with a descriptor to read from, a descriptor to write to, and the
         child's heartbeat; or the name of a module to run in a new Python process, which calls `receive_request` first
     request : for a module, what `receive_request` returns there
-    timeout_s : seconds that a step may take before the child is killed; None for no limit
+    timeout_s : seconds that the child may work on an item, or a part of it, before it is killed; None for no limit
     confined : for a module, the folders that it may write to in bubblewrap; None to run it without bubblewrap
     shared : for a module, descriptors of files that it inherits
     """
@@ -199,7 +200,7 @@ class Child:
                 text = text[os.write(self._to, text) :]
 
     def receive(self, wait_s: float = POLL_S) -> list[Any] | Ended:
-        """Return the messages that arrive within `wait_s` seconds, or an `Ended` if the child ended or was killed."""
+        """Wait at most `wait_s` seconds, and return the messages that arrived, or an `Ended` if the child has ended."""
         if not select.select([self._from], [], [], wait_s)[0]:
             self._end_if_late()
             return []
@@ -341,7 +342,7 @@ def kill_group(pid: int) -> None:
 
 
 def last_words(errors: IO[bytes]) -> str:
-    """Return the last line of the file that has a process's stderr, and empty the file."""
+    """Return the last line of a file with a process's stderr, except the profiler's own lines, and empty the file."""
     errors.seek(0)
     lines = [line.strip() for line in errors.read().decode(errors="replace").splitlines()]
     errors.seek(0)
@@ -414,9 +415,7 @@ BWRAP = "bwrap"
 
 
 def bubblewrap(writable: Sequence[str]) -> list[str]:
-    """Return the beginning of a command that runs the rest in bubblewrap: without network, writing only to the folders
-    `writable`.
-    """
+    """Return words that run the command after them in bubblewrap: without network, writing only to `writable`."""
     binds = [word for folder in writable for word in ("--bind", folder, folder)]
     mounts = ["--ro-bind", "/", "/", "--dev-bind", "/dev", "/dev", "--proc", "/proc", *binds]
     return [BWRAP, "--unshare-net", "--unshare-pid", "--die-with-parent", *mounts, "--"]

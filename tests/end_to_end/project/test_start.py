@@ -73,7 +73,7 @@ def test_public_names_are_functions_and_not_modules() -> None:
         "benchmark": "function",
     }
     assert callable(opgrip.capture.capture)
-    with pytest.raises(TypeError, match=r"opgrip.replay is a package: .*from opgrip.replay import replay$"):
+    with pytest.raises(TypeError, match=r"opgrip.replay is a package, .*from opgrip.replay import replay$"):
         opgrip.replay("step.jsonl")  # type: ignore[operator]
     with pytest.raises(TypeError, match=r"from opgrip.capture import capture$"):
         opgrip.capture(None)  # type: ignore[operator]

@@ -54,5 +54,5 @@ def test_call_with_larger_outputs_than_recorded_hits_the_memory_limit(tmp_path: 
     reasons, statuses = run_bad(
         write(tmp_path / "t.jsonl", records), tmp_path / "r.json", "--memory-limit", "1GB", status=1
     )
-    assert reasons["aten.ones.default"] == "unsupported: out of memory: 3.6 GB were asked for"
+    assert reasons["aten.ones.default"] == "unsupported: out of memory: 3.6 GB were requested"
     assert statuses == {"aten.ones.default": FAILED}

@@ -65,16 +65,16 @@ def test_existing_private_names_are_used_and_missing_ones_replaced() -> None:
         (
             "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to "
             "allocate 4503599627370496 bytes. Error code 12 (Cannot allocate memory)",
-            "out of memory: 5 PB were asked for",
+            "out of memory: 5 PB were requested",
         ),
         (
             "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 139.72 GiB of which 3.01 "
             "GiB is free. Including non-PyTorch memory, this process has 1 GiB memory in use.",
-            "out of memory: 20.00 GiB were asked for, and 3.01 GiB of 139.72 GiB on the GPU are free",
+            "out of memory: 20.00 GiB were requested, and 3.01 GiB of 139.72 GiB on the GPU are free",
         ),
         (
             "The NVIDIA driver on your system is too old (found version 12020). Please update your GPU driver ...",
-            "the NVIDIA driver is too old for this torch: it knows CUDA 12.2",
+            "the NVIDIA driver is too old for this torch: it supports CUDA 12.2",
         ),
         (
             "Could not run 'aten::nms' with arguments from the 'MPS' backend. This could be because ...",
