@@ -117,10 +117,10 @@ class Storage:
 
 
 class Dataflow:
-    """The calls of a trace, each with the calls that it depends on; calls nested in another call are left out.
+    """The calls in `Trace.own_calls`, each with the earlier calls that it depends on.
 
     has_memory : True if the trace records which storages its calls use
-    writers : during iteration, the call that made or last wrote each live storage
+    writers : during iteration, by storage in use, the number of the call that created or last wrote it
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -267,9 +267,9 @@ class GraphFacts:
     host_ns : sum of the times of all calls on the host
     critical_path : indices of the calls in the slowest chain in which each call depends on the previous one
     critical_ns, critical_host_ns : sums of the calls' `time_ns` and `host_ns` over this chain
-    peak_bytes : maximum memory in use at once, except memory allocated before the first call
+    peak_bytes : maximum memory in use at once, of memory that calls in the trace created
     peak_at, peak_op : index and operator of the call at which memory use is highest
-    outside_bytes : memory allocated before the first call
+    outside_bytes : memory that calls use, but no call in the trace created
     """
 
     calls: int

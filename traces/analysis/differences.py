@@ -35,10 +35,10 @@ STEP, TRACE, CALL = "step", "trace", "call"
 class Cases:
     """All calls on one side of a comparison that have the same key, and so the same operator and arguments.
 
-    time_ns : total time, computed with the median time of each signature
+    time_ns : total time, computed with the median time of each signature; the number of calls in a trace without times
     models : tensor arguments of the first signature among these calls, each with its value model if it has one
     times_us : for each signature, median time of a call and number of calls
-    call_of_profile : text of the call with only the arguments and properties that profiles have, too
+    call_of_profile : text of the call without the arguments and properties that profiles lack
     """
 
     op: str = ""
@@ -286,7 +286,7 @@ class Tolerances:
     counts : difference in the number of calls, relative to the larger number
     shares : difference in the share of the total time, 0 to 1
     values : difference in statistics of values, relative to the spread of the values
-    least : smallest share of the total time, 0 to 1, of a signature whose number of calls is compared
+    least : smallest share of the time, 0 to 1, of a signature that is reported as new, missing or with another count
     """
 
     counts: float = 0.0
@@ -327,10 +327,10 @@ class TraceDifference:
     """Differences between two sides, each of which is one or more traces.
 
     facts : header fields that differ, as (name, value before, value after)
-    rows : all signatures, largest change of time first
+    rows : all signatures: those that differ first, then by decreasing change of their share of the time
     unit : unit per which calls are counted: `step`, `trace` or `call`
     units : number of these steps, traces or calls on each side
-    by_call : True if strides, settings and values were ignored, because one side is a file of another tool
+    by_call : True if strides, settings and values were ignored, because different tools recorded the two sides
     """
 
     names: tuple[str, str]
@@ -467,7 +467,7 @@ def _name(model: ValueModel | None) -> str | None:
 
 
 def write_difference(difference: TraceDifference, path: Path, force: bool) -> None:
-    """Write all rows to a `.json` file, or the rows that differ to a Markdown file."""
+    """Write all rows as JSON if the path ends in `.json`, else the rows that differ as Markdown."""
     if path.suffix == ".json":
         write_json(difference.as_json(), path, force)
     else:

@@ -58,12 +58,11 @@ def merge(
     unbounded: bool = False,
     align: bool = True,
 ) -> tuple[int, int]:
-    """Write one trace with the calls of all traces, on a common clock, and return the numbers of calls and of
-    signatures of operators.
+    """Write a trace with the calls of all traces, on one clock; return its numbers of operator calls and signatures.
 
-    Equal records are written once. Blocks are copied one by one, so that memory does not grow with the calls.
+    Equal signatures, scopes, settings and value models are written once. Memory does not grow with the calls.
 
-    align : correct the clocks of ranks by the collectives that they share; the header's `clocks` records this
+    align : True to correct the clocks of ranks by the collectives that they share; the header's `clocks` records it
     """
     _check_once(paths)
     headers = [read_header(path, unbounded).fields for path in paths]

@@ -108,7 +108,7 @@ Event = dict[str, Any]
 
 
 def timeline(trace: Trace) -> Iterator[Event]:
-    """Yield the events of a trace, sorted by thread and time; times are in microseconds since the capture began."""
+    """Yield the events of a trace, thread by thread; times are in microseconds since the capture began."""
     shapes = {signature.number: _shapes([signature.args, signature.kwargs]) for signature in trace.signatures}
     model = trace.header.get("model")
     program = str(model.get("name", "capture")) if isinstance(model, Mapping) else "capture"

@@ -68,7 +68,7 @@ class Outline:
     thread, signature, scope, start_ns, tensors : (calls,), columns of the calls; `tensors` is each call's number of
         tensors
     storages : storage numbers of the tensors of all calls, call after call
-    step_starts_ns : (steps,), start times in the trace's closing record
+    step_starts_ns : (steps,), start times of the steps, from the trace's closing record
     """
 
     header: dict[str, Any] = field(default_factory=dict)
@@ -162,7 +162,7 @@ class TracePart:
     """Conditions that select a part of a trace; a selected call meets all of them.
 
     steps : indices of the first step and of the step after the last one; None for the end of the trace
-    modules, ops : shell patterns, of which one must match
+    phases, modules, ops : shell patterns, of which one must match; empty for all
     time_ns : range of start times, counted from the start of the capture; None for the end of the trace
     """
 
@@ -255,7 +255,7 @@ def _beginnings(outline: Outline, count: int) -> list[int]:
 
 
 class KeptFlow:
-    """For each call, the earlier calls that created or last wrote the memory that it reads.
+    """For each call, the earlier calls that created or last wrote the memory of its arguments.
 
     Nested calls use the same memory, so only one level counts: an extension function instead of the calls inside it,
     and the calls inside a function recorded with `--grip` instead of the function.
@@ -312,7 +312,7 @@ class Trimmed:
 
     calls, of_calls, signatures, of_signatures : numbers in the part and in the whole trace, as in `opgrip trace info`
     producers : number of calls that were added because selected calls read their results, directly or indirectly
-    cut_edges : how often a call reads memory that an omitted call wrote
+    cut_edges : how often a call takes memory that an omitted call created or wrote
     losses : content of a trace that the source file lacks because another tool wrote it
     """
 

@@ -48,8 +48,8 @@ class Finding:
     """Problem found in a trace.
 
     record : number of the record in the file, counted from 1; the last record for problems of the whole file
-    kind : `form` for an unreadable line, `schema`, `number` for a duplicate number, `reference` for a dangling
-        reference, `time` for calls that overlap without nesting, `total` for a wrong total
+    kind : `form` (unreadable line), `schema` (invalid by the JSON Schema), `number` (duplicate number), `reference`
+        (dangling reference), `time` (calls overlap without nesting, or are out of order), `total` (wrong total)
     """
 
     record: int
@@ -59,7 +59,7 @@ class Finding:
 
 @dataclass(slots=True)
 class Validation:
-    """Problems found in a trace file, by kind and in record order; at most `MOST` are listed.
+    """Problems found in a trace file: the first `MOST` of them, and the number of each kind.
 
     records : number of records read
     notes : facts worth knowing that are not errors
@@ -226,8 +226,8 @@ class SchemaCheck:
             }
 
     def errors(self, form: Mapping[str, Any]) -> Iterator[str]:
-        """Yield at most `MOST_ERRORS` schema errors of a record's JSON object, of which only `COLUMN` items of each
-        column of calls are checked; none for an unknown type of record.
+        """Yield the first `MOST_ERRORS` violations of the JSON Schema by a record, none for an unknown type of record.
+        Only the first `COLUMN` items of each column of calls are checked.
         """
         validator = self._validators.get(form["type"])
         if validator is None:

@@ -27,10 +27,10 @@ FAR = 999  # distance to the newest storage number from which on absolute number
 
 
 def encode_storages(numbers: Sequence[int] | NDArray[np.int64], newest: int) -> list[int]:
-    """Return codes for storage numbers, which are relative so that iterations of a loop have identical lines.
+    """Return codes for storage numbers. They are relative, so that iterations of a loop give identical lines.
 
-    A code above `-FAR` is the difference to the largest number so far. `-FAR` means `NO_STORAGE`. A lower code c is the
-    absolute number `-FAR - 1 - c`.
+    A code above `-FAR` is the difference to the largest number so far. `-FAR` means `NO_STORAGE`. A lower code c means
+    the number `-FAR - 1 - c` itself.
 
     newest : largest storage number in earlier blocks
     """
@@ -191,7 +191,7 @@ def _largest(numbers: Integers) -> int:
 
 
 def calls_from_json(form: Mapping[str, Json]) -> Calls:
-    """Return the calls in the JSON object of a block. Raises `FormatError` if its columns contradict each other."""
+    """Return the calls in the JSON object of a block. Raises `FormatError` if it is invalid."""
     fields = {name: value for name, value in form.items() if name == "type" or name in json_keys_of_calls()}
     lists = convert(fields, CallsForm[list[Int64]], "calls")
     columns = [np.asarray(getattr(lists, name) or [], dtype=np.int64) for name in _COLUMNS]
@@ -237,7 +237,7 @@ def _decode_codes(codes: Integers, newest: int) -> Integers:
 
 
 def check_times(starts: Integers, durations: Integers) -> None:
-    """Raise `FormatError` if durations are negative, or times so large that their differences overflow 64 bits."""
+    """Raise `FormatError` if a duration is negative, or a time is so large that differences could overflow 64 bits."""
     if not len(starts):
         return
     if durations.min() < 0:

@@ -88,7 +88,7 @@ def to_json(record: Record) -> dict[str, Json]:
 
 def from_json(form: Mapping[str, Json]) -> Record | None:
     """Return the record of a JSON object, or None for an unknown type of record or value model. Raises `FormatError` if
-    a field is missing or has a wrong type.
+    the object is invalid.
     """
     name = form.get("type", "")
     kind = RECORDS.get(name)
@@ -176,9 +176,9 @@ OF_CONTEXT = ("autocast", "default_dtype", "deterministic")
 
 
 def key_of_case(signature: Signature, context: Mapping[str, Any]) -> str:
-    """Return a key that is equal for calls of the same operator with the same shapes, dtypes and relevant settings.
+    """Return a key that is equal for calls of the same operator with the same arguments and relevant settings.
 
-    Tensor values do not matter, because they differ between two captures of a program.
+    Values of tensors do not matter, because they differ between two captures of a program.
 
     context : torch's settings during the call, of which only `OF_CONTEXT` matter
     """

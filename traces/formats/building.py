@@ -223,7 +223,7 @@ class RecordBuilder:
         scope : origin of the call; its number is ignored
         start_ns : time since the first call; None: the call starts after the previous one
         storages : storage numbers of its tensors, arguments first; empty if unknown
-        device_ns : time that the call kept an accelerator busy; -1 if unknown
+        device_ns : time that the call kept an accelerator busy; -1 for a call on the host only, or if unknown
         """
         args, kwargs = tuple(args), kwargs or {}
         form = json.dumps([kind, op, [encode(arg) for arg in args], {name: encode(kwargs[name]) for name in kwargs}])

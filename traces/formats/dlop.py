@@ -117,13 +117,13 @@ class CellTensor:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Rules for converting cells to arguments.
+    """Rules for converting the cells of a table to arguments of an operator.
 
     dtype : dtype of tensors whose argument does not imply one
     dtypes : dtypes of tensors by argument, or None
     lists_are_shapes : True if a list is always a tensor's shape, and never a list of numbers
     empty_is_scalar : True if `[]` is the shape of a tensor without dimensions, rather than a missing value
-    numbers_are_tensors : True if a number is a tensor without dimensions where the argument cannot be a number
+    numbers_are_tensors : True if a number is a tensor without dimensions where the operator takes only a tensor
     """
 
     dtype: torch.dtype = torch.float32
@@ -294,9 +294,7 @@ FUNCTIONS = {
 
 
 def calls_of_row(function: TableFunction, row: dict[str, Any], recording: MetaRecording) -> Iterator[Recorded]:
-    """Yield the operators that a function runs with the arguments in a row. Raises `Unfit` if the function lacks one of
-    the row's arguments, or rejects them.
-    """
+    """Yield the operators that a function runs with the arguments in a row, or raise `Unfit` for other arguments."""
     arguments: dict[str, Any] = {}
     for column, cell in row.items():
         name = column if column in (*function.tensors, *function.plain) else column.removesuffix(SUFFIX)

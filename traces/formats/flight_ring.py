@@ -2,7 +2,7 @@
 
 A ring file is mapped into memory and written by `opgrip.capture.writing.flight_recorder`. It begins with `MAGIC`. Then
 come chunks, each of four little-endian 64-bit integers and a payload that is padded to 8 bytes. The first integer is
-the kind; it is written last, so that a chunk that a process died in looks like the end of the file.
+the kind; it is written last, so that a chunk that a dying process did not complete looks like the end of the file.
 
     kind     further integers            payload
     START    calls to keep, start of     none

@@ -207,8 +207,8 @@ def _is_registered(name: str) -> bool:
 
 
 def schemas_of(name: str) -> list[Any]:
-    """Return torch's schemas of an operator's overloads, with overloads that only TorchScript can call last; if `name`
-    includes an overload, only its schema.
+    """Return torch's schemas of an operator's overloads; overloads that only TorchScript can call come last. If `name`
+    includes an overload, return only its schema.
 
     A name without a namespace is one of aten. The list is empty for an unknown operator.
     """

@@ -54,7 +54,7 @@ def is_archive(path: Path) -> bool:
 
 
 def unpacked(path: Path, unbounded: bool = False) -> Path:
-    """Return the file to read for a path: itself, the only readable file in an archive, or NAME of `archive.zip/NAME`.
+    """Return the file to read: `path` itself, the only readable file in an archive, or NAME for `archive.zip/NAME`.
     Raises `UserError` if an archive is damaged, exceeds a limit, lacks such a file, or has several readable files.
     """
     if is_archive(path) and format_of(path) is None:

@@ -87,8 +87,8 @@ class ForeignFile:
     path : path of the file, or of a folder if the format consists of folders
     losses : content of the file that the conversion drops
     unbounded : True if the file may exceed the limits for untrusted files
-    cut : selection of the cases to read, for a file that defines more cases than it lists
-    capture : another profile, made while the program captured the CUDA graphs that it launches in this file
+    cut : selection of the cases to read, for a file whose entries each define many cases
+    capture : for a profile of launches of CUDA graphs, another profile, made while the program captured these graphs
     """
 
     path: Path
@@ -98,9 +98,7 @@ class ForeignFile:
     capture: Path | None = None
 
     def indices(self, count: int, most: int) -> Sequence[int]:
-        """Return the indices of the selected cases, out of `count`. Raises `UserError` if no case or more than `most`
-        cases are selected.
-        """
+        """Return the indices of the selected cases, out of `count`. Raises `UserError` for none or too many."""
         size = self.cut.size(count)
         if size > most and not self.unbounded:
             raise UserError(
@@ -220,8 +218,8 @@ formats: Registry[Format] = Registry("opgrip.traces.formats", "opgrip.formats") 
 
 
 def format_of(path: Path) -> str | None:
-    """Return the name of the format of another tool's file or folder, by its content; None for other files. Raises
-    `UserError` if the file cannot be opened.
+    """Return the name of the format of another tool's file or folder, by its content; None for a trace of opgrip or an
+    unknown format. Raises `UserError` if the file cannot be opened or is a sample of GraphNet.
     """
     head = head_of(path)
     if _is_trace(head):

@@ -39,7 +39,7 @@ class TraceReader:
 
     unbounded : True to read a file that exceeds the limits in `json_values.py`; only for trusted files
     format_name : read the file in this format instead of the detected one
-    cut : selection of the cases to read, for a file that defines more cases than it lists
+    cut : selection of the cases to read, for a file whose entries each define many cases
     capture : if the file is a profile of launches of CUDA graphs, the profile made while these graphs were captured
 
     missing : after the iteration, a description of the missing part of the file; None if it is complete

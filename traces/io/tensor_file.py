@@ -99,8 +99,8 @@ class TensorFile:
         return frozenset(self._open().keys())
 
     def read(self, key: str) -> torch.Tensor:
-        """Return the stored array (N,) on the CPU; its memory is mapped from the file, and copied on a write. Raises
-        `UserError` if the file does not hold the tensor or cannot be read.
+        """Return the stored array (N,) on the CPU; writing into it does not change the file. Raises `UserError` if the
+        file does not hold the tensor or cannot be read.
         """
         file = self._open()
         try:

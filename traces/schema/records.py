@@ -94,9 +94,9 @@ class Signature:
     kind : `operator` for the dispatcher's operators, `extension` for a function of an extension module or a Triton
         kernel, `compiled` for a region compiled by torch.compile, `function` for a gripped function (a Python function
         recorded with `opcapture --grip`) or an operator that takes functions
-    op : `aten.addmm.default`; `mmcv._ext:nms` for a function of an extension, and likewise for a Triton kernel and a
-        gripped function; the sample's name in the trace of a sample
-    args, kwargs : nested values and `TensorSpec`
+    op : name of the operator, such as `aten.addmm.default`; `module:name` for an extension function, a Triton kernel or
+        a gripped function, such as `mmcv._ext:nms`; the sample's name in the trace of a sample
+    args, kwargs : arguments, in which each tensor is a `TensorSpec`
     outputs : result of the first call, in the same form; `Opaque` if it is not known
     raised : error that ended the first call, in one line; None if it returned
     registered_by : module or file of the program that registered the operator or defines the kernel; None if it is
@@ -233,7 +233,7 @@ class Calls:
     tensors : number of tensors in the arguments and results, one per call
     storages : storages of these tensors, `sum(tensors)` numbers: for each call the storages of its arguments in order,
         then the storages of its results. Equal numbers mean the same memory in the whole trace.
-    newest : largest storage number in earlier blocks, relative to which numbers are written
+    newest : largest storage number in earlier blocks, to which the written numbers are relative
     device_ns : time for which each call kept an accelerator busy, -1 for a call that ran only on the host; empty if no
         call used an accelerator
     page_faults : (position in this block, pages that the system mapped) of the calls that got new pages

@@ -72,7 +72,7 @@ class TensorSpec:
     shape, stride : sizes, and strides in elements; `stride` is None for layouts without strides and for nested tensors,
         whose shape is the smallest one that contains each of their tensors
     dtype, layout : torch's dtype and layout
-    device : `cpu`, `cuda:0`
+    device : name of the device, such as `cpu` or `cuda:0`
     offset : offset of the first element in the storage, in elements
     requires_grad : True if the program required its gradient
     storage : number that is equal for arguments of a call that share memory; None if the memory is not shared

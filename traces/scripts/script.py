@@ -27,8 +27,8 @@ ADDRESSES = 1 << 62
 def tensor_lines(
     specs: Sequence[TensorSpec], values: Mapping[int, Drawable], literals: Literals, source: ValueSource
 ) -> Iterator[str]:
-    """Yield the statements that create the tensors `x0`, `x1`, ..., one for each spec, in order. Raises `UserError` for
-    a tensor that a script cannot create.
+    """Yield the statements that create the tensors `x0`, `x1`, ..., of which `x0` is the one that `specs[0]` describes.
+    Raises `UserError` for a tensor that a script cannot create.
     """
     for spec in specs:
         _check(spec)
@@ -161,7 +161,7 @@ def script_of(
     literals: Callable[[Callable[[TensorSpec], str], str], Literals] = Literals,
 ) -> str:
     """Return a script that creates a call's arguments, calls and times the operator, and checks the results' shapes.
-    Raises `UserError` if the call needs more than torch.
+    Raises `UserError` if a script cannot contain the call.
 
     values : value models of the signature's tensors
     settings : torch settings under which the call ran

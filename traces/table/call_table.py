@@ -68,8 +68,7 @@ class Typical:
     def unperturbed_ns(self, calls: pd.DataFrame) -> pd.Series[Any]:
         """Return the durations of calls in ns without the extra time of slow page faults.
 
-        Perturbed calls, and all calls of signatures whose calls were often interrupted, get the signature's typical
-        duration if it is known.
+        Perturbed calls, and all calls of signatures in `was_interrupted`, get a typical duration of the signature.
         """
         signature, durations = calls["signature"], usual_ns(calls)
         median_ns = signature.map(self.median_ns)

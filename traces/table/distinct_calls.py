@@ -1,4 +1,4 @@
-"""Equal calls counted in one row, and all calls in parts, in memory that does not grow with their number."""
+"""Tables of a trace's calls, in memory that does not grow with them: equal calls in one row, or all calls in parts."""
 
 from __future__ import annotations
 

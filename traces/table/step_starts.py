@@ -59,8 +59,8 @@ class _Thread:
 
 
 def unfinished_calls(entered: Mapping[int, list[Entered]], source: Iterable[CallBlock]) -> list[Entered]:
-    """Return the calls in `entered` that are not in `source`, the calls that ended; they are the last calls of their
-    threads.
+    """Return the calls in `entered` that never ended, the last ones of their threads; `source` has the calls that
+    ended.
 
     A call can start later in `source` than in `entered`, because there its start excludes the capture's work.
     """
@@ -142,7 +142,7 @@ class _Places:
 def find_step_starts(read: Callable[[], Iterable[Record | CallBlock]]) -> StepStarts | None:
     """Return the start times of a trace's steps, or None if the trace does not report steps.
 
-    read : returns the records of the trace; called once or twice
+    read : returns the records of the trace; called two or three times
     """
     first = next(iter(read()), None)
     counts = step_counts(first.fields) if isinstance(first, Header) else {}
@@ -164,10 +164,9 @@ def find_step_starts(read: Callable[[], Iterable[Record | CallBlock]]) -> StepSt
 
 
 def reported_starts(end: End | None, last_ns: int) -> Integers:
-    """Return the start of each step according to a trace's closing record; a last step without calls is left out.
+    """Return the start of each step according to a trace's closing record; steps after the last call are left out.
 
-    last_ns : start of the last call, not counting labels of `record_function`, because an optimizer's label ends after
-        the optimizer has reported its step
+    last_ns : start of the last call that is not a label of `record_function`
     """
     starts = np.sort(np.array([] if end is None else end.step_starts_ns[: MOST_STEPS + 1], dtype=np.int64))
     return starts[starts <= last_ns] if len(starts) <= MOST_STEPS else starts[:0]

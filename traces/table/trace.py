@@ -124,17 +124,17 @@ class Trace:
         gripped (whether the calls in `inside` count as the program's, as with `--grip`), device (an accelerator if one
         of the tensors is on it), process (in a merged trace), thread, start_ns (since the start of the capture),
         duration_ns, device_ns (NaN for calls that ran only on the host; for a function recorded with `--grip`, the sum
-        of its inner calls), stream (number of a non-default stream), perturbed (whether the capture's own work ran
-        right before or within the call), host_ns (the duration; for a perturbed or interrupted call, the median of the
-        signature's other calls if there are any), raw_ns (device_ns if present, else duration_ns), time_ns (device_ns
-        if present, else host_ns), page_faults (0 if none were counted), slow_memory_ns (estimate of how much longer
-        than usual its page faults took; host_ns excludes it), tensors, first_storage. Module, function, file and line
-        of a backward call are those of the forward call that caused it, if it is known; `own_module` is the module in
-        which the call itself ran.
+        of its inner calls), stream (torch's number of the device's stream; missing for calls only on the host),
+        perturbed (whether the capture's own work, slow page faults or other processes may have prolonged the call),
+        host_ns (the duration; for a perturbed call, the median of the signature's other calls if there are any), raw_ns
+        (device_ns if present, else duration_ns), time_ns (device_ns if present, else host_ns), page_faults (0 if none
+        were counted), slow_memory_ns (estimate of how much longer than usual its page faults took; host_ns excludes
+        it), tensors, first_storage. Module, function, file and line of a backward call are those of the forward call
+        that caused it, if known; `own_module` is the module in which the call itself ran.
     storages : storage numbers of each call's tensors: `tensors` numbers from `first_storage` on, arguments first
     contexts : settings that scopes refer to, by number
     threads : threads that made calls, by number
-    unfinished : calls that never ended, in a trace that was cut during them
+    unfinished : calls that had not ended when the trace was cut
     end : totals and dropped calls; None if the file has no closing record
     missing : description of the missing part of the file; None if it is complete
     unknown : record types and fields of newer versions that were ignored, with their counts
@@ -142,7 +142,7 @@ class Trace:
     tensor_files : existing files of full values that belong to the trace
     observed : values and outputs of calls other than the first, by signature number
     effects : for the trace of a sample, counts of operators and changed arguments of each call, by signature number
-    kernels : kernels that ran on an accelerator, by signature, if they were recorded
+    kernels : kernels that the calls of each signature ran on an accelerator, if they were recorded
     waits : waits of accelerator streams for other streams, if they were recorded
     source : the calls in blocks of columns, in file order, for functions that process millions of calls
     """
@@ -182,7 +182,7 @@ class Trace:
         ----------
         by : column of `calls` that has one bar per value: `op`, `module`, `function`, `phase`, `kind`, `device` or
             `thread`
-        parts : column that divides the bars; None selects the phase if there are several phases, else the module
+        parts : column that divides the bars; None selects the phase if there are several and `by` is another column, else the module
         title : title that replaces the description of the trace
 
         Raises

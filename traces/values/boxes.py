@@ -32,7 +32,7 @@ class _Layer:
 
 
 def overlapping(boxes: torch.Tensor) -> float:
-    """Return the mean number of other boxes that a box overlaps with an intersection over union above one half.
+    """Estimate the mean number of other boxes that a box overlaps with an intersection over union above one half.
 
     boxes : (N, 4), x1 y1 x2 y2
     """
@@ -66,9 +66,8 @@ def draw_separate_boxes(
 ) -> torch.Tensor:
     """Return `count` boxes, (count, 4) x1 y1 width height, no two with an intersection over union of 0.3 or more.
 
-    If so many do not fit, the remaining boxes overlap others. Each layer is a grid of boxes of one size. Sides halve
-    from layer to layer, so that a box has at most a quarter of the area of any box of an earlier layer, whether a side
-    is x2 - x1 or x2 - x1 + 1.
+    If so many do not fit, the remaining boxes overlap others. The boxes are in layers; each layer is a grid of boxes of
+    one size, with at most a quarter of the area of the boxes in the layer before.
 
     low, high : range of x1, y1, width and height; shorter sides are used if the boxes do not fit otherwise
     widths : equidistant quantiles of the width
@@ -143,8 +142,7 @@ CROWDED = 1.0  # mean number of overlapping boxes above which boxes are drawn in
 class Boxes:
     """Value model of an (N, C) tensor of boxes x1 y1 x2 y2, which an image index may precede.
 
-    Drawn boxes have x2 > x1 and y2 > y1. Image indices are integers, because `roi_align` uses them as
-    offsets into memory.
+    Drawn boxes have x2 >= x1 and y2 >= y1.
 
     first : index of the column with x1
     low, high : range of each column, with width and height instead of x2 and y2

@@ -32,7 +32,7 @@ class Floats(Ordered):
     mean, std, low, high : statistics of the plain elements; 0 if there are none
     zeros, nan, inf, minus_inf, denormals : share of all elements, 0 to 1
     shape : distribution of the plain elements: `normal`, `uniform` or `quantiles`
-    quantiles : quantiles of the plain elements at `PROBABILITIES`; None for other shapes
+    quantiles : quantiles of the plain elements at `PROBABILITIES`; None for other distributions
     whole : True if all plain elements are integers
     distinct : number of different values, if an operator's output determines it
     zero_runs : number of runs of zeros in row-major order, relative to the number of elements; None without zeros. (The
@@ -193,7 +193,7 @@ def as_floats(tensor: torch.Tensor) -> Floats1D:
 
 
 def magnitudes(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the bits of floats without the sign bit, as integers, which have the order of the absolute values."""
+    """Return the bits of floats without the sign bit, as integers, whose order is that of the absolute values."""
     integer = _INTEGERS[tensor.itemsize]
     return tensor.view(integer) & torch.iinfo(integer).max
 
@@ -267,7 +267,7 @@ class Distribution:
     whole: bool = False
 
     def draw(self, count: int, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """Return `count` random numbers that are neither zero nor denormal, among them the ends of the range."""
+        """Return random numbers that are neither zero nor denormal; two or more include the ends of the range."""
         device = generator.device
         work = torch.float64 if dtype == torch.float64 else torch.float32
         if self.shape == "quantiles" and self.quantiles is not None:

@@ -62,8 +62,8 @@ class Integers(Ordered):
     """Value model of integers: frequent values with their counts, and range and number of the other elements.
 
     Frequent values preserve details that a range would lose: for example a rare `ignore_index` of -100 among labels
-    from 0 to 79, or the few levels in indices into a feature pyramid. Zero is always one of them if it lies in the
-    range, because `nonzero` depends on it.
+    from 0 to 79, or the few levels in indices into a feature pyramid. Zero is always one of them if it occurs, because
+    `nonzero` depends on it.
 
     frequent : (value, count) of at most 64 values, the most frequent first
     low, high : smallest and largest element that is not a frequent value; None if there is none
@@ -72,7 +72,7 @@ class Integers(Ordered):
     distinct : number of distinct values, including frequent ones; None in old traces
     zipf : exponent z of a Zipf distribution: the r-th most frequent of the other values occurs about in proportion to
         r**-z
-    total : sum of all elements, if an operator's output determines it; drawn values have the same sum
+    total : sum of all elements, if an operator's output determines it; drawn values have the same sum if possible
     """
 
     frequent: list[list[int]]

@@ -160,7 +160,7 @@ value_models: Registry[type[ValueModel]] = Registry("opgrip.traces.values", "opg
 
 
 def fit(tensor: torch.Tensor, requested_kinds: Collection[str] = (), exact: bool = True) -> ValueModel | None:
-    """Return the first value model that fits a tensor, or None for an empty tensor.
+    """Return the first value model that fits a tensor, or None if none does, as for an empty tensor.
 
     requested_kinds : names of kinds of value models to try although they have `on_request = True`
     exact : True if every kind of model examines all elements; if False, a kind examines the part of a large tensor

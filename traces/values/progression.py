@@ -24,7 +24,7 @@ WIDE_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 @value_models.register("progression")
 @dataclass(frozen=True, slots=True)
 class Progression:
-    """Value model of a tensor whose element i, in row-major order, is exactly `start + step * (i // repeats % period)`.
+    """Value model of a tensor whose element i, in row-major order, is `start + step * (i // repeats % period)`.
 
     For example, the x and y coordinates of the cells of a grid have this form.
     """

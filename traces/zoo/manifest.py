@@ -45,12 +45,12 @@ class Recording:
 class ZooTrace:
     """A trace of the zoo: one model in one kind of run.
 
-    model : short name, shared by all runs of a model: `faster-rcnn_r50`
-    run : kind of step: `predict`, `train`, `generate`; followed by the dtype unless it is float32: `train-bfloat16`
-    library : library of the model: `mmdet`, `mmseg`, `transformers`, `opgrip`
-    family : kind of model: `two-stage`, `encoder`, `diffusion`
+    model : short name, shared by all runs of a model, such as `faster-rcnn_r50`
+    run : kind of step: `predict`, `train` or `generate`, followed by the dtype if it is not float32: `train-bfloat16`
+    library : library of the model, such as `mmdet` or `transformers`
+    family : kind of model, such as `two-stage` or `diffusion`
     arguments : arguments of `opcapture` that record the trace again
-    inputs : description of the inputs: `1 image of 800x1333`
+    inputs : description of the inputs, such as `1 image of 800x1333`
     remark : differences from the model's config and their reasons; may be empty
     recording : None if it has not been recorded yet
     """

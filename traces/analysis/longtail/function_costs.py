@@ -216,9 +216,9 @@ class Borders:
     reads : bytes read from each tensor, by storage and shape
     extents : bytes from the start of a storage to the end of the last tensor that is read, by storage
     writes : bytes written, by storage
-    has_dataflow : True if the trace records the storages of a call of the function
-    first : bytes of the arguments of the function's first call that moves data
-    last : bytes of the results of the function's last call that moves data
+    has_dataflow : True if the trace records storages of an operator that the function called
+    first : bytes of the arguments of the function's first operator that reads or writes elements
+    last : bytes of the results of the function's last operator that reads or writes elements
     """
 
     reads: dict[int, dict[tuple[object, ...], int]] = field(default_factory=dict)

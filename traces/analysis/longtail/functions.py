@@ -47,7 +47,7 @@ class LongTailFunction:
     between_ns : total host time between consecutive operators, including the backward pass
     host_ns : total host time in operators, including kernel launches, and between operators
     backward_ns : part of `operator_ns` and `between_ns` that is spent in backward passes
-    bytes : bytes that the function reads and writes (see `Traffic`)
+    bytes : bytes that the function reads and writes (see `Borders`)
     fused_ns : time to read and write these bytes at the memory bandwidth
     command : `opcapture` command that runs the program again and records the calls of the function
     """
@@ -82,10 +82,10 @@ class LongTail:
     """The long-tail functions of traces, largest possible saving first, and totals.
 
     launches : number of calls of operators in the traces
-    wall_ns : time of all functions that call operators, including functions that are not long-tail
+    wall_ns : time in and between the operators of all functions, including functions that are not long-tail
     bandwidths : memory bandwidths in bytes per second from which `fused_ns` was computed
     device_launches : number of calls of operators that have a time on a device
-    omitted : why a long-tail function is not in `functions`, such as "loads data", by the function's pattern
+    omitted : by pattern of a long-tail function that is not in `functions`, the reason, such as "loads data"
     """
 
     functions: list[LongTailFunction]
@@ -349,8 +349,8 @@ class Spans:
     def containing(self, counts: Mapping[Function, int]) -> set[Function]:
         """Return the functions within which almost all work of the thread ran, such as the program's main loop.
 
-        Each was called once, lasted at least the share `WHOLE` of the time, and itself called at most the share `OWN`
-        of the operators.
+        Each was called once, lasted at least the share `WHOLE` of the time and until the first backward pass, and
+        itself called at most the share `OWN` of the operators.
 
         counts : number of calls of each function
         """
@@ -457,9 +457,7 @@ def _run_options(options: Sequence[str]) -> list[str]:
 
 
 def bandwidth_of(trace: Trace) -> float:
-    """Return the memory bandwidth of a trace's device in bytes per second. Raises `UserError` if it cannot be
-    measured.
-    """
+    """Return the memory bandwidth of a trace's device on this machine, in bytes per second, or raise `UserError`."""
     devices = {spec.device for item in trace.signatures for spec in tensors([item.args, item.kwargs, item.outputs])}
     device = min(devices - {"cpu", "meta"}, default="cpu")
     try:

@@ -132,7 +132,7 @@ class MadeCall:
 
 
 class MadeCalls:
-    """Calls of operators that a program made directly, not inside other calls of operators."""
+    """Calls of operators that a program made directly, not inside other recorded calls."""
 
     def __init__(self, trace: Trace, operations: Mapping[int, Operation]) -> None:
         self._trace = trace
@@ -247,10 +247,9 @@ class _Open:
 class Invocations:
     """Estimate of how often one thread called each Python function; a trace records operators only.
 
-    A new call of a function is assumed to begin if its first operator occurs again on the same line, after an operator
-    on another line or after other functions, or if an operator occurs on an earlier line after other functions.
-    Operators in backward passes begin no call; a function that only occurs in backward passes has the count 0.
-    Functions are followed separately in each module.
+    A new call of a function is assumed to begin where its operators start again at the first line of the previous call,
+    or at an earlier line. Operators in backward passes do not begin a call; a function that only occurs in backward
+    passes has the count 0. Functions are followed separately in each module.
     """
 
     def __init__(self) -> None:

@@ -2,7 +2,7 @@
 
 No rank leaves a collective before all have arrived. So each collective limits the offset between two clocks from both
 sides, and all collectives together leave a small range. A collective ends for all ranks at about the same time, so the
-offset within this range is chosen for which most ends agree.
+median difference of these ends, limited to this range, is the offset.
 """
 
 from __future__ import annotations
@@ -234,7 +234,7 @@ class Clock:
 
 
 def align(meetings: Meetings, processes: int) -> list[Clock]:
-    """Return the clock of each process relative to the first process.
+    """Return the clock of each process relative to the first process with which it can be compared.
 
     Two processes that share no collectives are compared through others that share collectives with both.
     """
@@ -419,7 +419,7 @@ def match(
     """Return the collectives that at least two processes took part in.
 
     Calls are matched by process group and by order within the group, which is the same for all members. Once members of
-    a group call collectives of different kinds, the rest of the group is not matched.
+    a group call collectives of different kinds, later calls of the group are not matched.
 
     events : by process, calls of collectives on a common clock
     collectives : by process and number of the signature, facts about the collective

@@ -28,7 +28,7 @@ class ExchangeOp:
 
     kind : collective, such as `all_reduce`, or kind of message
     count : number of leading arguments that hold tensors
-    form : layout of each group member's part in these tensors: `FLAT`, `LISTS` or `OTHER`
+    form : layout of the members' parts in these tensors: `FLAT`, `LISTS` or `OTHER`; empty if there are no parts
     has_peer : True if an argument is the rank of the root, or of the sender or receiver of a message
     """
 

@@ -36,7 +36,7 @@ class RankWaits:
         collectives without an end
     pairs : one row for each pair of ranks, longest wait first
     places : one row for each operation, group, size and source line, longest wait first; `waiting_ms` is the sum over
-        all ranks, `slowest` the rank that arrived last most often, or -1, `last` how often it did
+        all ranks, `slowest` the rank that arrived last most often (-1 if unknown), `last` how often it did
     unmatched : number of calls of collectives without a matching call in another trace
     """
 

@@ -290,7 +290,7 @@ class NameRule:
 
     why : reason why a name of this kind can be kept unhashed, for the report
     kept_by : kind of content; if the policy's `keep` contains it, all names of the rule are kept
-    label : name of the kind in the report; empty for the name of the record's field
+    label : name of the kind in the report; empty to use the name of the record's field
     """
 
     redact: Callable[[NameHasher, Any], Any]

@@ -116,7 +116,7 @@ class RedactionReport:
         self._add(Remaining("values.data", "exact values", str(data), ASKED))
 
     def rows(self) -> Iterator[tuple[str, str, int, str]]:
-        """Yield field, kind, number of different texts or numbers, and reason of each group that is kept."""
+        """Yield field, kind, number of different values, and reason of each group of texts or numbers that are kept."""
         groups: Counter[tuple[str, str, str]] = Counter((entry.field, entry.kind, entry.why) for entry in self.counts)
         for (name, kind, why), count in sorted(groups.items()):
             yield name, kind, count, why

@@ -313,8 +313,8 @@ def argument_name(op: str, place: int | str) -> tuple[str, str]:
 
 
 def range_images(signature: Signature) -> dict[int | str, int | float]:
-    """Return replacements for the numeric arguments of a call of `arange` or `range`: the result starts at 0 and keeps
-    its number of elements. Empty for other calls.
+    """Return numeric arguments for a call of `arange` or `range` with which its result starts at 0 and has as many
+    elements as before; empty for other calls.
     """
     places: list[tuple[int | str, Any]] = [*enumerate(signature.args), *signature.kwargs.items()]
     numbers = {argument_name(signature.op, place)[0]: (place, value) for place, value in places}
@@ -369,7 +369,7 @@ class TableRedactor(NamedTuple):
     report: RedactionReport | None
 
     def table(self, value: object, table: Table, field: str) -> dict[str, Any]:
-        """Return a dictionary with its declared entries redacted; entries that must be removed completely are left out.
+        """Redact a dictionary by the rules in `table`; entries without a rule, or that must be removed, are left out.
 
         field : name of the record's field in the report; with `header`, a key is reported as `header.KEY`
         """
@@ -485,7 +485,7 @@ KERNEL = re.compile(r"[\w<>:,&*\[\]() =.~#{}-]{1,4096}")
 class Redaction:
     """Redacts the records of one trace in file order.
 
-    Arguments lose their value models, so that a replay draws default values for the operator (`traces/values`).
+    Unless the policy keeps values, arguments lose their value models, and a replay draws an operator's default values.
     """
 
     def __init__(self, policy: Policy, report: RedactionReport | None = None) -> None:
@@ -588,7 +588,7 @@ class RedactedFile:
 
     passed_over : number of records and fields of a later version that were left out, by type
     whole_values : names of the files with full values next to the trace, which were left out
-    missing : description of what is missing in a cut file
+    missing : description of the missing part of the file; None if it is complete
     """
 
     calls: int

@@ -117,7 +117,7 @@ def _tensor(form: dict[str, Any], draw: ArgumentDraw) -> TensorSpec:
 def value_model(dtype: torch.dtype, count: int, is_array: bool) -> ValueModel | None:
     """Return the value model for a tensor of `count` elements, or None for an empty tensor or an unsupported dtype.
 
-    is_array : True if the tensor has dimensions: its floats are from 0 to 1, otherwise from -10 to 10
+    is_array : True if the tensor has dimensions; its floats are then from 0 to 1, otherwise from -10 to 10
     """
     if not count:
         return None

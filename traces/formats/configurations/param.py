@@ -67,7 +67,7 @@ class SectionEntry:
     """One entry of a `build` or `input` section, after ranges and other macros were replaced by values.
 
     form : JSON object with `args` and `kwargs`; None for a missing `build` section
-    weight : number of values in the entry, which limits the cost of generating its arguments
+    weight : number of values in the entry as written, which measures the cost of generating its arguments
     repeats : number of calls of the case
     """
 
@@ -270,8 +270,8 @@ def calls_of(name: str, build: Arguments | None, arguments: Arguments, recording
     """Yield the operators that one case of a configuration calls. Raises `ValueError` if the arguments do not fit the
     operator, function or module.
 
-    name : `aten::add`, `torch.add`, `torch.nn.Linear`, `pytorch.model.resnet`
-    build : arguments of a module's constructor, or an operator's schema as text; None without the section
+    name : name of an operator, function, module or known model, such as `aten::add`, `torch.add` or `torch.nn.Linear`
+    build : arguments of a module's constructor, or an operator's schema as text; None if the file has neither
     """
     if name in module_names():
         yield from recording.module(name, build or Arguments(), arguments)
@@ -346,10 +346,10 @@ SYMBOLIC = "SymInt"  # the dispatcher's type of integers, which TorchScript call
 
 
 def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:
-    """Write operators in alphabetical order, with a configuration per overload and an entry per signature.
+    """Write operators in alphabetical order, with a configuration per overload and an entry per list of arguments.
 
     The `build` section holds the operator's schema, and the entry all arguments in order, including defaults, as PARAM
-    requires. The number of calls of a signature is written as `count`, which PARAM ignores.
+    requires. The number of calls is written as `count`, which PARAM ignores.
     """
     signatures = {signature.number: signature for signature in trace.signatures}
     own = trace.own_calls

@@ -207,7 +207,7 @@ def _with_parts_inside(node: Node, first_parts: dict[tuple[int, str], int]) -> N
 
 def node_from_message(message: Any) -> Node:
     """Return the node of a protobuf message; if its inputs or outputs are invalid, they are empty and `fault` is the
-    reason. Raises `FormatError` if anything else is invalid.
+    reason. Raises `FormatError` for an invalid number or time.
     """
     attributes = {item.name: _value_of(item) for item in message.attr}
     number, parent = node_number(message.id), node_number(message.ctrl_deps[0]) if message.ctrl_deps else 0
@@ -247,8 +247,8 @@ def _port(message: Any, strides: Any) -> Port:
 
 
 def parse_list(text: str) -> list[Any]:
-    """Parse a list of numbers, strings, booleans and nested lists in Python's notation; an empty text is `[]`. Raises
-    `FormatError` for any other text.
+    """Parse a list or tuple of plain Python values, which may contain further lists and tuples; all become lists. An
+    empty text is `[]`. Raises `FormatError` for any other text.
     """
     if not text:
         return []

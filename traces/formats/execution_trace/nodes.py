@@ -52,7 +52,7 @@ class Port:
 
     values : numbers, strings and lists of these; a tensor is `[tensor, storage, offset, elements, item size, device]`
     shapes : shapes of tensors; empty for other values
-    types : `Tensor(float)`, `Int`, `GenericList[Int,Int]`
+    types : such as `Tensor(float)`, `Int`, `GenericList[Int,Int]`
     strides : strides of tensors, in the form of `shapes`; None in files before schema 1.1.1
     """
 
@@ -66,17 +66,17 @@ class Port:
 class Node:
     """A node of an execution trace, whose inputs and outputs are not checked.
 
-    number : number of the node; nodes begin in ascending order
+    number : number of the node; nodes with higher numbers begin later
     parent : number of the enclosing node; a process is its own parent
     schema : operator schema as torch writes it; empty for other nodes
     scope : code of the node's source, such as `USER_SCOPE`
-    backend : backend that compiled the kernel for torch.compile, `triton`; empty for other nodes
+    backend : backend that compiled the kernel for torch.compile, such as `triton`; empty for other nodes
     record : number of the call, shared by all parts that Chakra splits an operator into; 0 if unknown
-    start_us : start time if a profiler's times were linked to the trace
+    start_us : start time if a profiler's times were linked to the trace, else None
     own_us : duration without the nodes inside it
-    ranges : least and largest values of tensor inputs, by their index among the tensors: JSON, or empty
-    stream : stream of the device for a kernel, None for work on the host
-    fault : reason why the rest of the node cannot be read, or empty
+    ranges : JSON object with the least and largest value of tensor inputs, by index among the tensors; may be empty
+    stream : stream of the device for a kernel; None for work on the host
+    fault : reason why the rest of the node cannot be read; empty if it can
     """
 
     number: int

@@ -103,8 +103,8 @@ def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:
 
 
 def node_from_json(form: Any) -> Node:
-    """Return the node of a JSON object of any schema version; if only the node's position in the tree is valid, its
-    inputs and outputs are empty and `fault` is the reason. Raises `FormatError` if the position is not valid.
+    """Return the node of a JSON object of any schema version; if its contents are invalid, they are left out and
+    `fault` is the reason. Raises `FormatError` for an invalid number, parent, name or schema.
     """
     if not isinstance(form, dict):
         raise FormatError(f"a node is not a JSON object: {str(form)[:60]}")

@@ -72,7 +72,7 @@ def decode_port(port: Port, kinds: Sequence[str], strides: KnownStrides) -> Port
     """Return the decoded inputs or outputs of a node. Raises `ValueError`, `TypeError`, `IndexError`, `RuntimeError` or
     `OverflowError` if they are invalid.
 
-    kinds : types of these in the operator's schema, such as `ScalarType?`; types of the last ones may be missing
+    kinds : types of the inputs or outputs in the operator's schema, such as `ScalarType?`; the last ones may be missing
     strides : known strides of views, used if the file has no strides
     """
     lists = (port.values, port.shapes, port.types)
