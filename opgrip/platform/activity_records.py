@@ -84,7 +84,7 @@ def recorded_activities() -> dict[str, Any]:
 
 _event = "torch._C._autograd._KinetoEvent"
 _has_activity_type = (
-    _places.take(f"{_event}.activity_type", None, "records are separated by device: launches are records of the host")
+    _places.take(f"{_event}.activity_type", None, "records of the host count as launches, other records as work")
     is not None
 )
 _HOST = _places.take(

@@ -265,7 +265,7 @@ class _Join:
         latest_ns = int((block.start_ns + block.duration_ns).max(initial=0))
         if max(abs(int(block.start_ns.min(initial=0))), latest_ns) + abs(shift_ns) > LATEST_NS:
             raise UserError(
-                f"{path} has start times centuries away from the other traces', so it is damaged", "capture it again"
+                f"{path} starts centuries before or after the other traces, so it is damaged", "capture it again"
             )
         storages = block.storages
         if len(storages) and int(storages.max()) + first_storage >= LATEST_NS:

@@ -128,7 +128,7 @@ class References:
                 self._await_values(place, record.values)
                 expected = self._models_of.get(record.signature, len(record.values))
                 if len(record.values) != expected:
-                    message = f"{len(record.values)} values, and its signature has {expected} tensors"
+                    message = f"it has {len(record.values)} values, but its signature has {expected} tensors"
                     self._validation.add(place, REFERENCE, message)
             case Effects():
                 self._await_values(place, numbers_of((record.after, record.random_state)))
@@ -166,7 +166,7 @@ class References:
 
     def _opened(self, place: int, number: int, opened: Signature) -> None:
         if opened.number != number:
-            message = f"it entered signature {number}, and describes signature {opened.number}"
+            message = f"it refers to signature {number}, but describes signature {opened.number}"
             self._validation.add(place, REFERENCE, message)
         self._await_values(place, numbers_of((opened.args, opened.kwargs)))
         self._opened_signatures.append((place, opened))
@@ -178,7 +178,7 @@ class References:
         count = len(record.signature)
         self._calls_of_thread[record.thread] = self._calls_of_thread.get(record.thread, 0) + count
         if record.storages and record.newest != self._newest:
-            message = f"its storage numbers count from {record.newest}, but the largest before is {self._newest}"
+            message = f"its storage numbers are relative to {record.newest}, but the largest before is {self._newest}"
             self._validation.add(place, REFERENCE, message)
         self._newest = max(self._newest, record.newest, *record.storages) if record.storages else self._newest
         lacking = [
@@ -264,9 +264,7 @@ class TimeCheck:
             if open_calls and open_calls[-1][1] > start:
                 crossing.append(index)
             open_calls.append((start, end))
-        self._add_time_finding(
-            place, record, crossing, "begins before, and ends after, the end of another that began before it"
-        )
+        self._add_time_finding(place, record, crossing, "overlaps an earlier call, but is not inside it")
         self._add_time_finding(place, record, disordered, "ends before the previous call in the file")
 
     def _add_time_finding(self, place: int, record: Calls, indices: list[int], what: str) -> None:
@@ -363,7 +361,7 @@ class _Totals:
     def _compare(self, place: int, end: End) -> None:
         for noun, total in (("call", end.calls), ("signature", end.signatures)):
             if total != self._counts[noun]:
-                message = f"{counted(total, noun)}, and the records before have {self._counts[noun]:,}"
+                message = f"it counts {counted(total, noun)}, but the records before have {self._counts[noun]:,}"
                 self._validation.add(place, TOTAL, message)
 
     def end(self) -> None:

@@ -217,7 +217,7 @@ def _block(form: CallsForm[Any], columns: Sequence[Integers], largest: int) -> C
     values: dict[str, Any] = {name: getattr(form, name) for name in _PAIRS}
     for name, items in values.items():
         if any(place >= calls for place, _ in items):
-            raise FormatError(f"{name} of a block of {calls} calls names a later call")
+            raise FormatError(f"{name} of a block of {calls} calls has an index beyond the last call")
     arrays = (signature, scope, starts, durations, tensors, storages, device_ns, streams)
     values |= zip(_ARRAYS, arrays, strict=True)
     return CallBlock(form.thread, newest=form.newest, **values)

@@ -193,9 +193,9 @@ DEFAULTS = (
     NO_VALUES,
     NO_GRADIENTS,
     "results: the file has none",
-    "devices of tensors: the file has none, so they are where the file has kernels, else on the processor",
+    "devices of tensors: the file has none, so they are on the device of the file's kernels, else on the processor",
     "dtypes of tensors in lists: the file has none, so they are taken from the call's other tensors, or float32",
-    "modules: the file names them by class and number, if recorded with_stack=True",
+    "modules: the file names them by class and number, and only if it was recorded with with_stack=True",
 )
 MOST_EVENTS = 10_000_000  # maximum number of events of a file; each takes 48 bytes of memory
 EVENTS = "traceEvents"
@@ -263,7 +263,7 @@ def _calls_in_graphs(table: EventTable, file: ForeignFile) -> Iterable[tuple[str
     calls = GraphLaunchCalls(table, graphs, file.losses.skip)
     file.losses.doubts += doubts_of(share * (1 - calls.matched))
     file.losses.defaults.append(
-        f"graphs: {100 * calls.share:.0f} % of the device's time in their launches is of operators in {file.capture}"
+        f"graphs: {100 * calls.share:.0f} % of the device's time in graph launches is of operators in {file.capture}"
     )
     return calls
 
@@ -366,7 +366,7 @@ def doubts_of(share: float) -> list[str]:
         return []
     return [
         f"{100 * share:.0f} % of the device's time is in graph launches, whose operators this file does not have: "
-        "add the capture-phase profile with --capture"
+        "name the profile of their capture by --capture"
     ]
 
 
@@ -453,8 +453,8 @@ class GraphLaunchCalls:
             fitting = [graph for graph in graphs if graph.launches_these(names)]
             contents = {tuple(call.event.slice for call, _ in graph.calls) for graph in fitting}
             if len(contents) != 1:
-                fit = f"{len(contents)} different" if contents else "none"
-                skip("graph launch", f"its {len(names)} kernels match {fit} of the captured graphs")
+                fit = f"{len(contents)} different captured" if contents else "none of the captured"
+                skip("graph launch", f"its {len(names)} kernels match {fit} graphs")
                 continue
             # layers of a model are often graphs of equal calls, and are launched in the order of their captures
             (content,) = contents

@@ -49,7 +49,9 @@ PARENTS = 4  # number of parent folders that are searched for the definitions
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}")
 WORKLOAD = re.compile(rb'"definition"\s*:\s*"')
 PROBLEM, WORKLOADS = "definition.json", "workload.jsonl"  # names of the files in a kernel folder of SOL-ExecBench
-CUSTOM = "values of inputs of type custom: code of the file makes them, which is not run, so they are drawn as needed"
+CUSTOM = (
+    "values of inputs of type custom: the file's code for them is not run, so they are generated to suit each operator"
+)
 LARGEST = 1 << 62
 MOST_EXPRESSION = 1000  # maximum number of characters of the expression of a size
 MOST_TEXT = 1 << 16  # maximum number of characters of a reference
@@ -228,7 +230,7 @@ def _sizes(definition: Mapping[str, Any], workload: Mapping[str, Any]) -> dict[s
         if isinstance(axis, dict) and axis.get("type") == "expr":
             size = _size_of(axis.get("expression"), sizes | values)
         if size is None:
-            raise NoCall(f"no workload has the size of the axis {name[:40]}")
+            raise NoCall(f"the workload has no size for the axis {name[:40]}")
         if type(size) is not int or not 0 <= size < LARGEST:
             raise NoCall(f"the size of the axis {name[:40]} is not a number of elements: {str(size)[:40]}")
         sizes[name] = size

@@ -129,7 +129,9 @@ def _add_chunk(ring: _Ring, kind: int, numbers: list[int], payload: bytes) -> No
         tensor_counts, flows = values[COLUMNS * count :][:count], values[(COLUMNS + 1) * count :]
         is_whole = ring.pairs.keys() >= set(calls[:, 0].tolist()) and int(tensor_counts.sum()) == storages
         if not is_whole or tensor_counts.min(initial=0) < 0 or (np.diff(calls[:, 2]) < 0).any():
-            raise Damage("a chunk has calls of unknown signatures, in wrong order, or with a wrong number of tensors")
+            raise Damage(
+                "a chunk has calls with unknown signatures, in the wrong order, or with the wrong number of tensors"
+            )
         ring.blocks.append(_Block(thread, calls, tensor_counts, flows))
 
 

@@ -131,7 +131,7 @@ def literal(node: ast.expr) -> Any:
     """Return the value of a parsed expression in the notation of these files, or raise `ValueError`."""
     match node:
         case ast.Constant(value=int() as value) if value >= LARGEST:
-            raise ValueError(f"an integer has more than 64 bits: {value.bit_length()}")
+            raise ValueError(f"an integer has {value.bit_length()} bits, more than 64")
         case ast.Constant(value=None | bool() | int() | float() | str() as value):
             return value
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float()) as operand):
@@ -252,7 +252,7 @@ formats.register("tritonbench")(
 MOST_ROWS = Allowance("rows", 10_000_000, 1)  # maximum number of rows, because repeated rows take no bytes in the file
 GROUP = 4096  # number of rows written at a time
 DEVICE = re.compile(r"torch\.device\(['\"]?([\w:]+)['\"]?\)|(cuda(?::\d+)?|cpu|meta)")
-SYNTHETIC = "rows that no model called (count 0): they are replayed as one call"
+SYNTHETIC = "rows with count 0, which no model called: each is replayed as one call"
 
 
 def recognizes_rows(head: Head) -> bool:

@@ -173,7 +173,7 @@ class TraceReader:
             if lost:
                 raise Damage(f"it holds {' and '.join(lost)}")
             if self._counts["calls"] > record.calls:
-                raise Damage(f"it holds {self._counts['calls']} calls, and its end counts {record.calls}")
+                raise Damage(f"it holds {self._counts['calls']} calls, but its closing record counts {record.calls}")
             if strange := [number for number in sorted(self._numbers) if not 0 <= number <= self._largest]:
                 raise Damage(f"calls refer to the signature {strange[0]}, which it lacks")
 

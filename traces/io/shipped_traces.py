@@ -40,7 +40,7 @@ def trace_file(path: str | Path) -> Path:
     name = text.removeprefix(PREFIX)
     if name not in traces:
         raise MissingFileError(
-            f"opgrip ships no trace {name!r}", did_you_mean(name, traces, f"there is {', '.join(traces)}")
+            f"opgrip ships no trace {name!r}", did_you_mean(name, traces, f"choose from {', '.join(traces)}")
         )
     return traces[name]
 

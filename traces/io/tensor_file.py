@@ -51,7 +51,7 @@ def files_beside(trace: Path, header: Mapping[str, Any]) -> tuple[Path, ...]:
         if name in ("", ".", "..") or Path(name).name != name:
             shown = repr(name)[:80]
             raise UserError(
-                f"{trace} says that its values are in {shown}", "the values must be in a file in the same folder"
+                f"{trace} names {shown} as its file of values", "the values must be in a file in the same folder"
             )
         # covers a folder of links to files elsewhere, and a link to a trace elsewhere
         beside = (trace.parent / name, trace.resolve().parent / name)

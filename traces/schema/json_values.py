@@ -240,7 +240,7 @@ def check_nesting(line: bytes, form: Any) -> None:
             for child in (item.values() if isinstance(item, dict) else item)
             if isinstance(child, dict | list)
         ]
-    raise FormatError(f"a line nests deeper than {NESTING} levels")
+    raise FormatError(f"a line is nested more than {NESTING} levels deep")
 
 
 def check_hashes(keys: Sequence[Hashable]) -> None:

@@ -42,7 +42,7 @@ def time_doubts(contended: float, slow_memory: float) -> Iterator[str]:
     if slow_memory >= SLOW:
         yield (
             f"the machine was slow to provide memory, which took {slow_memory:.0%} of the calls' time: "
-            "these calls are marked, and their times are reduced by an estimate; capture again, or "
+            "these calls are marked as perturbed, and an estimate is subtracted from their times; capture again, or "
             "with more warm-up steps, for better times"
         )
 
@@ -58,8 +58,8 @@ def doubt_of_events(calls: pd.DataFrame) -> str | None:
     if share < LAUNCH_BOUND:
         return None
     return (
-        f"device times were measured by events, and {share:.0%} of them belongs to calls that took longer to launch: "
-        "they include host time; capture with --device-time kernels if the device records its kernels"
+        f"device times were measured by events, and {share:.0%} of them belongs to calls that took longer to launch "
+        "than to run, so it includes host time; capture with --device-time kernels if the device records its kernels"
     )
 
 

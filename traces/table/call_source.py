@@ -85,7 +85,8 @@ class CallSource:
             )
             if calls > MOST_IN_LAUNCHES:
                 raise UserError(
-                    f"the launches of graphs in the trace run {calls:,} calls", "shorten it: opgrip trace trim --steps"
+                    f"the graph launches in the trace run {calls:,} calls, more than {MOST_IN_LAUNCHES:,}",
+                    "shorten the trace: opgrip trace trim --steps",
                 )
             self.graphs.weigh(signatures, self._usual_ns)
 

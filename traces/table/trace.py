@@ -182,7 +182,8 @@ class Trace:
         ----------
         by : column of `calls` that has one bar per value: `op`, `module`, `function`, `phase`, `kind`, `device` or
             `thread`
-        parts : column that divides the bars; None selects the phase if there are several and `by` is another column, else the module
+        parts : column that divides the bars; None selects the phase if there are several phases (and `by` is another
+            column), else the module
         title : title that replaces the description of the trace
 
         Raises
@@ -503,7 +504,7 @@ def draw_times(table: pd.DataFrame, by: str, parts: str, title: str) -> Figure:
     else:
         label_axis(axes.xaxis, "calls")
     if rest:
-        axes.set_ylabel(f"{rest:,} shorter ones are left out")
+        axes.set_ylabel(f"{rest:,} shorter bars are left out")
     add_legend(figure, axes)
     return figure
 

@@ -110,7 +110,7 @@ def test_arguments_nest_up_to_the_limit(tmp_path: Path, wrap: Any) -> None:
         inner = wrap(inner)
     reader = TraceReader(packed(tmp_path / "deep.jsonl", [HEADER, of_argument(inner) + b"\n"]))
     assert len(list(reader)) == 1
-    assert f"nests deeper than {NESTING} levels" in str(reader.missing)
+    assert f"nested more than {NESTING} levels deep" in str(reader.missing)
 
 
 @pytest.mark.parametrize(

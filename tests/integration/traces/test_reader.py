@@ -193,7 +193,7 @@ def test_duplicate_calls_are_damage(tmp_path: Path) -> None:
     place, block = next((place, record) for place, record in enumerate(RECORDS) if isinstance(record, Calls))
     reader = TraceReader(write(tmp_path / "t.jsonl", [*RECORDS[:place], block, *RECORDS[place:]]))
     list(reader)
-    assert f"it holds {4 + len(block.signature)} calls, and its end counts 4" in str(reader.missing)
+    assert f"it holds {4 + len(block.signature)} calls, but its closing record counts 4" in str(reader.missing)
 
 
 @pytest.mark.parametrize("number", [-1, 10**6])

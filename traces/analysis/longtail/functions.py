@@ -258,14 +258,14 @@ def print_longtail(longtail: LongTail, top: int, file: IO[str]) -> None:
     saving = sum(item.saving_ns for item in ranked)
     head = (
         f"{counted(len(ranked), 'long-tail function')} in {counted(longtail.traces, 'trace')} of "
-        f"{counted(longtail.launches, 'call')}: one kernel in place of each saves at most {saving / 1e6:,.1f} ms of "
-        f"{longtail.wall_ns / 1e6:,.1f}, at {' and '.join(f'{speed / 1e9:,.1f}' for speed in longtail.bandwidths)} GB/s"
+        f"{counted(longtail.launches, 'call')}: one kernel in place of each saves at most {saving / 1e6:,.1f} of "
+        f"{longtail.wall_ns / 1e6:,.1f} ms, if memory moves "
+        f"{' or '.join(f'{speed / 1e9:,.1f}' for speed in longtail.bandwidths)} GB/s"
     )
     print_line(head, file)
     if longtail.device_launches:
-        print_line(
-            f"{DEVICE_TIME}, here {longtail.device_launches:,}; the column host ms has the time on the host", file
-        )
+        number = counted(longtail.device_launches, "call")
+        print_line(f"{DEVICE_TIME} ({number}); the column 'host ms' has their times on the host", file)
     shown = ranked[:top]
     rows = [(item, longtail.wall_ns) for item in shown]
     columns = [column for column in COLUMNS if column.heading != "host ms" or longtail.device_launches]
@@ -463,5 +463,5 @@ def bandwidth_of(trace: Trace) -> float:
     try:
         return bandwidth(device)
     except UserError as error:
-        problem = f"the trace was made on {device}, whose memory cannot be measured here"
+        problem = f"the trace was made on {device}, whose memory bandwidth cannot be measured here"
         raise UserError(problem, "set it with --bandwidth") from error

@@ -250,7 +250,7 @@ class Redactor:
 
     def _number(self, at: Position, image: Number) -> Number:
         if self._report is not None and at.field in ("signature.args", "signature.kwargs"):
-            why = "a size, dimension, index or flag" if type(image) is int else "the default of a float"
+            why = "a size, dimension, index or flag" if type(image) is int else "the default that replaces a float"
             self._report.add_number(at.field, self._names.operator(at.op), image, ASKED if self._keeps_scalars else why)
         return image
 

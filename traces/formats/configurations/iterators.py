@@ -150,7 +150,7 @@ def _names(arg: dict[str, Any], macro: str) -> list[str]:
         raise ValueError(f"{macro} is not a list of names: {reprlib.repr(names)}")
     missing = [name for name in names if name not in arg]
     if missing:
-        raise ValueError(f"{macro} names {reprlib.repr(missing[0])}, which the argument does not have")
+        raise ValueError(f"{macro} lists {reprlib.repr(missing[0])}, but the argument has no member of that name")
     return names
 
 

@@ -298,7 +298,7 @@ def _schema_of(build: Arguments | None) -> SchemaText | None:
         return None
     text = next(iter((*build.args, *build.kwargs.values())))
     if not isinstance(text, str):
-        raise ValueError(f"the entry names no module, and its `build` has no operator schema but {str(text)[:40]}")
+        raise ValueError(f"the entry names no module, and its `build` is not an operator schema: {str(text)[:40]}")
     schema = parse_schema(text)
     if schema is None:
         raise ValueError(f"the build section is not an operator schema: {text[:60]!r}")

@@ -274,7 +274,7 @@ def _node(
         if not name:
             return None
         if name not in shapes:
-            raise NoOperator(f"onnx infers no shape of its {'inputs' if is_input else 'outputs'}")
+            raise NoOperator(f"onnx cannot infer the shape of one of its {'inputs' if is_input else 'outputs'}")
         dtype, shape = shapes[name]
         if not all(0 <= size < LIMIT >> 1 for size in shape) or prod(shape) >= LIMIT >> 1:
             raise NoOperator(f"the shape of one of its tensors is negative or too large: {str(shape)[:60]}")

@@ -163,7 +163,7 @@ def inlined(model: Any, losses: Losses) -> Any:
         return needed("onnx.inliner", "onnx").inline_local_functions(model)
     except Exception as error:
         # onnx raises many types of errors for an invalid model
-        losses.defaults.append(f"functions of the model: not followed ({one_line(error, 100)})")
+        losses.defaults.append(f"functions of the model: not replaced by their nodes ({one_line(error, 100)})")
     # shape inference would enter their bodies
     del model.functions[:]
     return model
@@ -182,7 +182,7 @@ def _check(nodes: Iterable[Any], functions: dict[Key, Any]) -> None:
             total += size_of_function(key, depth) if key in functions else 1
             total += sum(size_of(graph.node, depth + 1) for graph in _graphs(node))
             if total > MOST_NODES:
-                raise _TooMany(f"they are more than {MOST_NODES:,} nodes")
+                raise _TooMany(f"they contain more than {MOST_NODES:,} nodes")
         return total
 
     def size_of_function(key: Key, depth: int) -> int:

@@ -70,7 +70,7 @@ def _conv_transpose(node: OnnxNode) -> list[OnnxCall]:
         raise NoOperator("torch's operator does not take an output shape")
     begins, ends = _padding(node, list(weight.shape[2:]), stride, dilation)
     if begins != ends:
-        raise NoOperator("torch's operator crops both sides by the same amount")
+        raise NoOperator("it crops its two sides by different amounts, which torch's operator cannot do")
     args = (node.x, weight, bias, stride, begins, dilation, True, output, int(node.get("group", 1)))
     return call(node, "convolution.default", *args)
 
@@ -204,7 +204,7 @@ def _resize(node: OnnxNode) -> list[OnnxCall]:
         ("cubic", 2): "upsample_bicubic2d",
     }
     if (mode, count) not in names:
-        raise NoOperator(f"torch has no {mode} mode of {count} dimensions"[:80])
+        raise NoOperator(f"torch cannot resize {count} dimensions in the mode {mode}"[:80])
     return call(node, f"{names[mode, count]}.default", node.x, sizes, corners)
 
 
@@ -275,7 +275,7 @@ REASONS = {
     "Loop": "unsupported: data-dependent number of iterations",
     "Scan": "unsupported: data-dependent number of iterations",
     "Size": "torch represents sizes without an operator",
-    **dict.fromkeys(("GRU", "LSTM", "RNN"), "torch's operator takes other weights"),
+    **dict.fromkeys(("GRU", "LSTM", "RNN"), "torch's operator takes the weights in another form"),
 }
 
 
@@ -354,7 +354,7 @@ def _lower_with(op: str, *attributes: tuple[str, float]) -> Lower:
 def _hard_sigmoid(node: OnnxNode) -> list[OnnxCall]:
     alpha, beta = node.get("alpha", 0.2), node.get("beta", 0.5)
     if abs(alpha - 1 / 6) > 1e-6 or beta != 0.5:
-        raise NoOperator(f"torch's operator has alpha=1/6 and beta=0.5, the node {alpha} and {beta}")
+        raise NoOperator(f"torch's operator has alpha=1/6 and beta=0.5, the node has {alpha} and {beta}")
     return call(node, "hardsigmoid.default", node.x)
 
 
@@ -385,7 +385,7 @@ def _topk(node: OnnxNode) -> list[OnnxCall]:
 def _cumsum(node: OnnxNode) -> list[OnnxCall]:
     axis = node.whole("axis", 1)
     if not axis or node.get("exclusive", 0) or node.get("reverse", 0):
-        raise NoOperator("unsupported: exclusive or reverse sum, or data-dependent axis")
+        raise NoOperator("unsupported: cumulative sum with `exclusive`, `reverse` or an axis that is not constant")
     return call(node, "cumsum.default", node.x, axis[0])
 
 
@@ -517,7 +517,7 @@ def _pad(node: OnnxNode) -> list[OnnxCall]:
 
 def _depth_to_space(node: OnnxNode) -> list[OnnxCall]:
     if node.get("mode", "DCR") != "CRD":
-        raise NoOperator("torch's operator orders channels as in mode CRD, the node as in mode DCR")
+        raise NoOperator("torch's operator orders channels as in the mode CRD, but the node has the mode DCR")
     return call(node, "pixel_shuffle.default", node.x, int(node.get("blocksize", 1)))
 
 

@@ -325,7 +325,7 @@ def write(path: Path, events: list[dict[str, Any]]) -> Path:
     return path
 
 
-DOUBT = "96 % of the device's time is in graph launches, whose operators this file does not have: add the capture-phase"
+DOUBT = "96 % of the device's time is in graph launches, whose operators this file does not have: name the profile"
 
 
 def test_profile_of_graph_launches_is_reported_as_doubtful(tmp_path: Path) -> None:
@@ -347,7 +347,7 @@ def test_captured_calls_get_the_kernel_times_of_each_launch(with_names: bool, tm
     ]
     assert trace.doubts == []
     assert trace.header["defaults"][-1].startswith(
-        "graphs: 100 % of the device's time in their launches is of operators"
+        "graphs: 100 % of the device's time in graph launches is of operators"
     )
     assert {kernels.names[0]: sum(kernels.launches) for kernels in trace.kernels} == {
         "abs_kernel": 1,
@@ -381,7 +381,7 @@ def test_launches_without_a_unique_capture_are_counted(tmp_path: Path) -> None:
         {**item, "args": {**item["args"], "Input Dims": [[9]]}} if "aten" in item["name"] else item for item in later
     ]
     several = joined(path, write(tmp_path / "several.json", [*captured(), *large]))
-    assert several.end.dropped[0].reason == "its 2 kernels match 2 different of the captured graphs"
+    assert several.end.dropped[0].reason == "its 2 kernels match 2 different captured graphs"
 
 
 def test_graphs_of_equal_calls_are_launched_in_turn(tmp_path: Path) -> None:

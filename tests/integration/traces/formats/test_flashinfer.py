@@ -96,7 +96,7 @@ def test_definition_is_called_with_the_workloads_of_its_folder(tmp_path: Path) -
     assert format_of(path) == "flashinfer"
     assert [item.args[0].shape for item in load(path).signatures] == [(5, 32), (6, 32)]
     (tmp_path / "workloads" / "gemm_n64_k32.jsonl").unlink()
-    assert skipped(path) == {"no workload has the size of the axis M"}
+    assert skipped(path) == {"the workload has no size for the axis M"}
 
 
 def test_stored_values_are_restored(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_missing_or_outside_values_file_is_reported(tmp_path: Path, name: str) -
             {"M": 1},
             "no operator",
         ),
-        ({}, {}, "no workload has the size of the axis M"),
+        ({}, {}, "the workload has no size for the axis M"),
         ({}, {"M": -1}, "number of elements"),
         ({"inputs": {"A": {"shape": ["M", "Q"], "dtype": "float16"}}}, {"M": 1}, "undefined axis"),
         ({"inputs": {"A": {"shape": ["M"], "dtype": "float4_e2m1"}}}, {"M": 1}, "unknown dtype: float4_e2m1"),
