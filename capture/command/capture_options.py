@@ -104,8 +104,8 @@ class RecordingOptions:
     )
     grip: tuple[str, ...] = option(
         (),
-        "also record the calls of functions whose names match, such as 'mmdet.models.*:delta2bbox', and write "
-        "each function as a sample; can be repeated",
+        "also record the calls of functions whose names match a pattern, such as 'mmdet.models.*:delta2bbox', and "
+        "write each function as a sample; can be repeated",
         repeated=True,
         metavar="PATTERN",
         common=True,
@@ -115,7 +115,7 @@ class RecordingOptions:
     )
     compiled: str = option(
         OPERATORS,
-        "record a compiled region as the operators that it was compiled from, or as one call (default: %(default)s)",
+        "record a compiled region as its original operators, or as one opaque call (default: %(default)s)",
         choices=COMPILED,
         common=True,
     )
@@ -128,15 +128,15 @@ class RecordingOptions:
     )
     value_share: float = option(
         VALUE_SHARE,
-        "maximum share of the program's time spent on reading values of later calls, outside of warm-up "
+        "maximum share of the program's time for reading the values of a signature's later calls, outside of warm-up "
         "steps (default: %(default)s)",
         parse=part_of_one,
         metavar="SHARE",
     )
     device_time: str = option(
         AUTO,
-        "how to time calls on an accelerator: by two events around each call; by the device's record of each kernel, "
-        "which also adds kernel names; or auto, by kernels if possible (default: %(default)s)",
+        "how to time calls on an accelerator: events (one before and one after each call); kernels (by the device's "
+        "records of kernels, which also adds their names); auto (kernels if possible) (default: %(default)s)",
         choices=DEVICE_TIMES,
         common=True,
     )
@@ -177,7 +177,7 @@ class RecordingOptions:
     )
     last: int | None = option(
         None,
-        "keep the last N calls in memory, and write them only if the program raises, receives a signal or requests it",
+        "keep the last N calls in memory, and write them only if the program fails, receives a signal or requests it",
         parse=positive,
         common=True,
     )
@@ -203,7 +203,7 @@ class OnDemandOptions:
         metavar="PATTERN",
     )
     seconds: float | None = option(
-        None, "record the steps that begin within this time, instead of --steps", parse=interval, metavar="TIME"
+        None, "record all steps that begin within this time, instead of --steps", parse=interval, metavar="TIME"
     )
     signal: str | None = option(None, "signal that starts a recording, such as USR1", metavar="NAME")
 
@@ -212,7 +212,7 @@ class OnDemandOptions:
 @dataclass(frozen=True, slots=True)
 class Findings:
     find_longtail: bool = option(
-        False, "rank functions that run as many small operators, as `opgrip longtail` does", common=True
+        False, "rank the functions that break into many small operators, like `opgrip longtail`", common=True
     )
     audit: bool = option(
         False,

@@ -48,7 +48,7 @@ def closing_lines(capture: Capture, interrupted: bool = False) -> Iterator[str]:
     where = "stdout" if str(capture.path) == "-" else str(capture.path)
     if capture.keeps_last:
         for path in capture.dumps:
-            yield f"the last calls before something happened, to {_shown(capture, path)}"
+            yield f"the last calls before an event, such as an error or a signal, to {_shown(capture, path)}"
         if not capture.dumps:
             yield "the program ended without an error, and no dump was requested: the last calls were not written"
     elif capture.calls or capture.dropped:
@@ -99,8 +99,8 @@ def _child_lines(capture: Capture) -> Iterator[str]:
         yield f"calls of {were}, to {_names(cut)}: read them with --partial"
     if not children:
         return
-    processes = "a process that it started" if len(children) == 1 else f"{len(children)} processes that it started"
-    yield f"calls of {processes}, to {_names(children)}"
+    processes = "a process" if len(children) == 1 else f"{len(children)} processes"
+    yield f"calls of {processes} that the program started, to {_names(children)}"
     if not capture.calls:
         yield f"run them again with: opreplay {_shown(capture, children[0])}"
     else:
@@ -171,7 +171,7 @@ def _run_in(capture: Capture, arguments: Sequence[str]) -> tuple[int, bool]:
 
 def _run_model(args: argparse.Namespace, reporter: Reporter) -> int:
     if args.last is not None:
-        raise UserError("--last records a script, not --model", SCRIPT)
+        raise UserError("--last is for scripts, not for --model", SCRIPT)
     for name in ("audit", "find_longtail"):
         if getattr(args, name) and args.output == "-":
             raise UserError(f"--{name.replace('_', '-')} needs a trace in a file", "name one with --output")

@@ -91,7 +91,7 @@ class ExtensionWatch(ModuleWatch):
             if module is None and name not in KNOWN_EXTENSIONS:
                 reasons[name] = "the program did not load it"
             elif module is not None and module.__name__ not in self._watched_names:
-                reasons[name] = "it has no function outside of Python"
+                reasons[name] = "it has no compiled functions"
         return reasons
 
     def _watch_module(self, module: ModuleType) -> None:

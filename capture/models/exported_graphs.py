@@ -117,7 +117,7 @@ def _check_sample(folder: Path) -> None:
             parts = sorted(str(path.parent) for path in folder.glob(f"*/{PROGRAM}"))
             raise UserError(
                 f"{folder} is not a GraphNet sample: it has no {name}",
-                f"name a part of it, such as {parts[0]}" if parts else "name a folder that graph_net.torch wrote",
+                f"name a folder in it, such as {parts[0]}" if parts else "name a folder that graph_net.torch wrote",
             )
     try:
         framework = json.loads((folder / FACTS).read_bytes())["framework"]

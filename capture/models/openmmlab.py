@@ -34,7 +34,9 @@ def make_inputs(model: Any, config: Any, scope: str, options: ModelOptions) -> d
     if maker is None:
         supported_scopes = ", ".join(sorted(_MAKERS))
         raise UserError(
-            f"inputs for models of {scope} cannot be generated", f"use a factory, or a config of {supported_scopes}"
+            f"inputs for models of {scope} cannot be generated",
+            "give your own function that returns the model and its inputs (--model file.py:function), or use a config "
+            f"of {supported_scopes}",
         )
     return maker(model, config, options)
 
@@ -135,8 +137,8 @@ _MAKERS: dict[str, Callable[[Any, Any, ModelOptions], dict[str, Any]]] = {
 
 SUFFIXES = (".py", ".yaml", ".yml", ".json")
 INSTALL = (
-    "make openmmlab in a checkout, or MMCV_WITH_OPS=1 pip install --no-build-isolation mmengine mmcv"
-    " and pip install --no-deps mmdet mmsegmentation"
+    "run `make openmmlab` in a checkout of opgrip, or `MMCV_WITH_OPS=1 pip install --no-build-isolation mmengine mmcv`"
+    " and `pip install --no-deps mmdet mmsegmentation`"
 )
 
 
@@ -185,7 +187,9 @@ def find_config(text: str) -> Path:
         raise UserError(f"no config {text}", "give the path of a file, or a bare file name to look up")
     configs = list(_carried_configs())
     if not configs:
-        raise UserError(f"no config {text} here, and no installed package contains configs", f"for mmdet's: {INSTALL}")
+        raise UserError(
+            f"no config {text} here, and no installed package contains configs", f"to get those of mmdet: {INSTALL}"
+        )
     matching_configs = [config for config in configs if config.name == text]
     if len(matching_configs) == 1:
         return matching_configs[0]
@@ -194,7 +198,7 @@ def find_config(text: str) -> Path:
             f"{len(matching_configs)} configs are named {text}", "give a path: " + ", ".join(map(str, matching_configs))
         )
     hint = did_you_mean(text, {config.name for config in configs}, "give the path of a file")
-    raise UserError(f"no config {text} here or among the {len(configs)} of the installed packages", hint)
+    raise UserError(f"no config {text} here or among the {len(configs)} configs of the installed packages", hint)
 
 
 def _no_model(text: str) -> UserError:

@@ -61,7 +61,7 @@ class OperatorOptions:
     )
     uncovered: Path | None = option(
         None,
-        "also write a JSON file that lists the sample inputs that failed, and the registered operators that have none",
+        "also write a JSON file that lists failed sample inputs, and registered operators without sample inputs",
         parse=Path,
         only=_OF_OPERATORS,
     )

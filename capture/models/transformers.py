@@ -36,7 +36,7 @@ def load_transformer(text: str, options: ModelOptions) -> ModelProgram:
     device = check_device(options.device)
     model_class = find_class(text.removeprefix(TRANSFORMERS))
     if options.run == GENERATE and not model_class.can_generate():
-        raise UserError(f"{model_class.__name__} writes no text", "choose --run predict, loss or train")
+        raise UserError(f"{model_class.__name__} cannot generate text", "choose --run predict, loss or train")
     if options.new_tokens is not None and options.run != GENERATE:
         raise UserError("--new-tokens is for --run generate", f"leave it out with --run {options.run}")
     sizes: dict[str, Any] = {}

@@ -186,7 +186,9 @@ def lines_of(result: Mapping[str, Any]) -> list[str]:
     ]
     lines = [f"{', '.join(parts)}, to {result['file']}"]
     if result.get("cut"):
-        lines.append(f"{counted(result['cut'], 'step')} had not ended; the trace has the calls until then")
+        lines.append(
+            f"{counted(result['cut'], 'step')} did not end before the recording; the trace has the calls up to then"
+        )
     if result.get("dropped"):
         lines.append(f"{counted(result['dropped'], 'call')} could not be recorded")
     if result.get("limit"):
@@ -210,7 +212,7 @@ def make_folder() -> Path:
             if folder.lstat().st_uid != os.geteuid():
                 # root may enter it, but its owner may too
                 raise UserError(
-                    f"{folder} is another user's", ("set XDG_RUNTIME_DIR to a folder that only you can enter")
+                    f"{folder} belongs to another user", ("set XDG_RUNTIME_DIR to a folder that only you can enter")
                 )
             return folder
         except OSError as error:
@@ -228,9 +230,9 @@ def check_private(folder: Path) -> None:
     if not stat.S_ISDIR(about.st_mode):
         raise UserError(f"{folder} is not a folder", "remove it")
     if about.st_uid not in (os.geteuid(), 0) and os.geteuid() != 0:
-        raise UserError(f"{folder} is another user's", "set XDG_RUNTIME_DIR to a folder that only you can enter")
+        raise UserError(f"{folder} belongs to another user", "set XDG_RUNTIME_DIR to a folder that only you can enter")
     if about.st_mode & 0o077:
-        raise UserError(f"{folder} is open to other users", f"close it: chmod 700 {folder}")
+        raise UserError(f"{folder} is open to other users", f"make it private: chmod 700 {folder}")
 
 
 def sockets() -> Iterator[Path]:

@@ -250,7 +250,7 @@ class ProgramSteps:
 
 
 # reasons why calls of modules are not steps
-INSIDE, OTHER = "inside a call that began before", "of other classes"
+INSIDE, OTHER = "inside a module's call that began before the recording", "of other classes"
 MOST_NAMES = 3  # maximum number of module classes that are named for each reason
 
 

@@ -270,7 +270,7 @@ def _user_of(pid: int) -> int | None:
 def _advice(word: str, everyone: Sequence[RecordableProcess]) -> str:
     if word.isdecimal() and _runs(int(word)):
         if _user_of(int(word)) not in (None, os.geteuid()):
-            return "it is another user's: run the command as that user, with the process's TMPDIR and XDG_RUNTIME_DIR"
+            return "it belongs to another user: run this as that user, with the process's TMPDIR and XDG_RUNTIME_DIR"
         return "it runs without an agent: start it with opcapture --on-demand -- SCRIPT"
     if everyone:
         return f"these can: {listed([f'{item.pid} ({printable(item.name)})' for item in everyone])}"
@@ -336,7 +336,7 @@ def _stop(args: argparse.Namespace) -> int:
 def _add_trigger_options(parser: argparse.ArgumentParser) -> None:
     _add_process(parser)
     parser.add_argument("--steps", type=positive, metavar="N", help="number of steps to record (default: 3)")
-    parser.add_argument("--seconds", type=interval, metavar="S", help="record the steps that begin within S seconds")
+    parser.add_argument("--seconds", type=interval, metavar="S", help="record all steps that begin within S seconds")
     parser.add_argument(
         "--warmup",
         type=not_negative,

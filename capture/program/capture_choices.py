@@ -27,7 +27,7 @@ def check_choices(model: object, values: str, device_time: str) -> None:
 
     if model is not None and not isinstance(model, nn.Module):
         raise TypeError(
-            f"model is a {type(model).__name__}, not a torch.nn.Module: opgrip.capture.capture builds one by name"
+            f"model is a {type(model).__name__}, not a torch.nn.Module: opgrip.capture.capture builds models by name"
         )
     if values not in VALUES:
         raise UserError(f"unknown values={values!r}", f"choose {' or '.join(VALUES)}")

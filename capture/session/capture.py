@@ -55,7 +55,7 @@ from opgrip.capture.torch_compat.torch_private import load_private
 from opgrip.capture.writing.definitions import RecordingLimits
 from opgrip.capture.writing.flight_recorder import Flights
 from opgrip.capture.writing.flusher import Flusher
-from opgrip.cli.command import did_you_mean
+from opgrip.cli.command import counted, did_you_mean
 from opgrip.errors import UserError, in_words_of_python, one_line
 from opgrip.traces.io.tensor_file import HEADER_FIELD
 from opgrip.traces.io.writer import TraceWriter
@@ -593,7 +593,9 @@ class Capture:
             return
         self._file = unused(requested_file)
         self.path = Path(self.path).with_name(self._file.name)
-        warnings.warn(f"{requested_file} exists: the trace goes to {self._file.name}", RuntimeWarning, stacklevel=4)
+        warnings.warn(
+            f"{requested_file} exists: the trace is written to {self._file.name}", RuntimeWarning, stacklevel=4
+        )
 
     def _describe_spawned(self) -> dict[str, Any] | None:
         if self.schedule is not ALWAYS or self._recorder.threads.by_steps or str(self.path) == "-":
@@ -646,7 +648,8 @@ class Capture:
         if self.schedule != ALWAYS and not self._step:
             yield "step() was never called: for the schedule, the whole program was one step"
         elif self.schedule != ALWAYS and not self._has_recorded:
-            yield f"no step was recorded: the program made {self._step}, and the schedule begins after them"
+            steps = counted(self._step, "step")
+            yield f"no step was recorded: the program made {steps}, and the schedule records none of them"
 
     def _report_end(self, flusher: Flusher, was_discarded: bool) -> None:
         recorder = self._recorder

@@ -488,7 +488,7 @@ class SignalWatch:
 
     def __enter__(self) -> SignalWatch:
         if threading.current_thread() is not threading.main_thread():
-            self.refused = "it did not begin in the main thread"
+            self.refused = "the capture did not begin in the main thread"
             return self
         self._set, self._active = signal.signal, True
         for number in STOPPING:
@@ -630,8 +630,8 @@ class Flights:
         if self.signals.refused is not None:
             yield f"signals were not watched: {self.signals.refused}"
         if self._flight is not None and self._flight.left_out:
-            more = counted(self._flight.left_out, "other time", "other times")
-            yield f"nothing was written {more} that an event occurred: {len(self.dumps)} traces are the limit"
+            more = counted(self._flight.left_out, "more event")
+            yield f"no trace was written for {more}: the limit of {len(self.dumps)} traces was reached"
 
     def _at_signal(self, name: str, is_last: bool, again: Callable[[], None]) -> bool:
         if self._flight is None:

@@ -197,7 +197,7 @@ class Flusher:
         reason = reason_of(self.failure)
         unfinished = None if self.writer is None else self.writer.unfinished
         if unfinished is not None:
-            reason += f"; {Path(path).with_name(unfinished.name)} has what was written, read it with --partial"
+            reason += f"; {Path(path).with_name(unfinished.name)} contains what was written: read it with --partial"
         return UserError(f"{path} could not be written", reason)
 
     @property

@@ -145,7 +145,9 @@ class Collector(ItemTable):
         if isinstance(statement, ast.Import):
             names = [alias.name for alias in statement.names if live_import(alias.name, None) is not None]
             if not all(map(is_imported, names)):
-                item.refuse(f"{item.name} imports {', '.join(names)} and not names from it")
+                item.refuse(
+                    f"{item.name} contains `import {', '.join(names)}`, but a sample can only replace `from` imports"
+                )
             return
         module = source_module(statement, piece.namespace.variables.get("__package__") or "")
         objects = [(alias, live_import(module, alias.name)) for alias in statement.names]

@@ -480,7 +480,9 @@ def source_file(name: str, module_globals: dict[str, Any] | None, what: str) -> 
     """
     lines = linecache.getlines(name, module_globals)
     if not lines:
-        raise UserError(f"no source was found for {what}", f"{name} cannot be read; define it in a file or a cell")
+        raise UserError(
+            f"no source was found for {what}", f"{name} cannot be read; define {what} in a file or a notebook cell"
+        )
     try:
         return _parse(name, "".join(lines))
     except SyntaxError as error:
@@ -502,7 +504,7 @@ def find_function(function: FunctionType) -> tuple[SourceFile, ast.FunctionDef |
     if len(nodes) > 1:
         nodes = [node for node in nodes if isinstance(node, ast.Lambda) and _is_written_at(code, node)]
     if len(nodes) != 1:
-        why = "it changed since it was imported" if not nodes else "put each lambda on a separate line"
+        why = "the file has changed since it was imported" if not nodes else "put each lambda on a separate line"
         raise UserError(f"{what} is not found in line {code.co_firstlineno} of {file.name}", why)
     if not _is_compiled_from(code, file):
         raise UserError(
@@ -553,7 +555,7 @@ def find_class(cls: type) -> tuple[SourceFile, ast.ClassDef]:
         holding = [node for node in nodes if any(node.lineno <= line <= (node.end_lineno or 0) for line in lines)]
         if holding or nodes:
             return file, (holding or nodes)[-1]
-    raise UserError(f"no source was found for the class {what}", "define it in a file or a cell")
+    raise UserError(f"no source was found for the class {what}", "define it in a file or a notebook cell")
 
 
 def _files_of(cls: type, methods: list[FunctionType]) -> Iterator[SourceFile]:

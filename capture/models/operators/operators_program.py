@@ -81,7 +81,9 @@ def choose(names: Sequence[str], seed: int) -> Operators:
     samples, reasons = schema_entries([function for function in generated if not function._schema.is_mutable], seed)
     if named and not chosen and not samples and not wanted_operators:
         name = name_of(named[0])
-        raise UserError(f"no samples of {name} can be created", reasons.get(name, "it writes into its arguments"))
+        raise UserError(
+            f"no sample inputs for {name} can be created", reasons.get(name, "it writes into its arguments")
+        )
     return Operators([*chosen.values(), *samples], reasons, wanted_operators)
 
 

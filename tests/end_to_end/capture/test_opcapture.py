@@ -250,6 +250,8 @@ def test_full_disk_keeps_and_names_the_partial_trace(folder: Path, words: list[s
     done = run_python("-c", FULL, "-o", "t.jsonl", *words, cwd=folder)
     assert done.returncode == 2
     (part,) = folder.glob("*.part*")
-    message = f"t.jsonl could not be written: file too large; {part.name} has what was written, read it with --partial"
+    message = (
+        f"t.jsonl could not be written: file too large; {part.name} contains what was written: read it with --partial"
+    )
     assert done.stderr.splitlines()[-1] == f"opcapture: error: {message}"
     assert load(part).missing

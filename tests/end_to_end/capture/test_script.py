@@ -247,7 +247,7 @@ def test_files_of_forked_processes_are_named_and_replaced_with_force(scripts: Pa
     done = succeed(*command, "--", "forks.py", cwd=scripts)
     first = traces_in(scripts) - {"t.jsonl.gz"}
     assert len(first) == 2
-    assert f"opcapture: calls of 2 processes that it started, to {', '.join(sorted(first))}\n" in done.stderr
+    assert f"opcapture: calls of 2 processes that the program started, to {', '.join(sorted(first))}\n" in done.stderr
     (scripts / "t.jsonl.gz").unlink()
     again = run_command(*command, "--", "forks.py", cwd=scripts)
     assert (

@@ -57,7 +57,7 @@ def test_spawned_processes_are_recorded_and_run_unchanged(tmp_path: Path, option
     done = run_command("opcapture", *options, "-o", "t.jsonl", "--", "train.py", "--x", cwd=tmp_path, fresh=True)
     assert (done.returncode, done.stdout) == (0, OUTPUT), done.stderr
     assert "Warning" not in done.stderr
-    assert "opcapture: calls of 4 processes that it started, to t.pid" in done.stderr
+    assert "opcapture: calls of 4 processes that the program started, to t.pid" in done.stderr
     traces = children(tmp_path)
     parent = load(tmp_path / "t.jsonl", partial=False)
     assert ops(parent) == ["aten.cos.default"]

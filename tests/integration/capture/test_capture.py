@@ -211,7 +211,7 @@ def test_reentered_capture_writes_another_trace(tmp_path: Path) -> None:
     path.write_text("precious", encoding="utf-8")
     watched = Capture(path, values="full")
     for number in (2, 3):
-        with pytest.warns(RuntimeWarning, match=f"t.jsonl exists: the trace goes to t.{number}.jsonl"), watched:
+        with pytest.warns(RuntimeWarning, match=f"t.jsonl exists: the trace is written to t.{number}.jsonl"), watched:
             torch.ones(100) + number
         assert watched.path == tmp_path / f"t.{number}.jsonl"
         assert load(watched.path, partial=False).signatures[1].args[1] == number

@@ -346,7 +346,7 @@ def test_opcapture_dumps_the_last_calls_of_a_failing_script(tmp_path: Path) -> N
     (tmp_path / "fails.py").write_text("import torch\nx = torch.ones(3)\nfor _ in range(50):\n    x = x + 1\nx[7]\n")
     done = run_command("opcapture", "--last", 4, "--", "fails.py", cwd=tmp_path)
     assert done.returncode == 1
-    assert "the last calls before something happened, to fails.jsonl" in done.stderr
+    assert "the last calls before an event, such as an error or a signal, to fails.jsonl" in done.stderr
     info = run_command("opgrip", "trace", "info", "fails.jsonl", cwd=tmp_path).stdout
     assert "the last 4 calls, written for IndexError" in info
     assert "forgotten   " in info

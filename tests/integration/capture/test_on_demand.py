@@ -379,7 +379,11 @@ def trigger(folder: Path, loop: str, *words: str) -> subprocess.CompletedProcess
     ("words", "loop", "reason"),
     [
         ((), NO_MODULE, "no module was called: call opgrip.capture.step() after each step"),
-        ((), FOREVER, "modules (Net) are called inside a call that began before: name the class of the modules"),
+        (
+            (),
+            FOREVER,
+            "modules (Net) are called inside a module's call that began before the recording: name the class",
+        ),
         (("--step-module", "Other"), TRAINING, "no module of a class Other was called, but "),
     ],
 )

@@ -115,7 +115,7 @@ def test_same_seed_gives_the_same_samples_in_any_selection(tmp_path: Path) -> No
         ("builtin:faster_rcnn", {"shapes": "large"}, "shapes= is for operators: name some with model= opinfo:NAME"),
         ("opinfo:floor", {"import": "no_such_module"}, "no_such_module cannot be imported"),
         ("opinfo:floor", {"shapes_from": "no.jsonl"}, "no.jsonl"),
-        ("opinfo:aten.from_file", {}, "no samples of aten.from_file.default can be created"),
+        ("opinfo:aten.from_file", {}, "no sample inputs for aten.from_file.default can be created"),
     ],
 )
 def test_usage_error_is_reported_in_one_line(tmp_path: Path, model: str, options: dict[str, Any], problem: str) -> None:

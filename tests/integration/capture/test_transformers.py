@@ -99,7 +99,7 @@ def test_each_model_type_has_a_default_head() -> None:
     ("name", "request_", "problem"),
     [
         ("Bert", {}, "transformers has no model 'Bert'"),
-        ("bert", {"run": "generate"}, "BertForMaskedLM writes no text"),
+        ("bert", {"run": "generate"}, "BertForMaskedLM cannot generate text"),
         ("bert", {"cfg_options": ("hiden_size=8",)}, "BertConfig has no setting 'hiden_size'"),
         ("bert", {"cfg_options": ("hidden_size=12000000",)}, "GB of memory are free"),
         ("bert", {"new_tokens": 3}, "--new-tokens is for --run generate"),

@@ -64,12 +64,12 @@ def test_extension_that_was_not_recorded_is_reported(folder: Path) -> None:
     words = ("--extension", "no_such_extension", "--extension", "json", "-o", "t.jsonl", "--", "train.py")
     done = succeed("opcapture", *words, cwd=folder)
     assert "opcapture: the extension no_such_extension was not recorded: the program did not load it\n" in done.stderr
-    assert "opcapture: the extension json was not recorded: it has no function outside of Python\n" in done.stderr
+    assert "opcapture: the extension json was not recorded: it has no compiled functions\n" in done.stderr
     assert "Warning" not in done.stderr
 
 
 def test_schedule_that_is_never_reached_is_reported(tmp_path: Path) -> None:
-    message = "no step was recorded: the program made 2, and the schedule begins after them"
+    message = "no step was recorded: the program made 2 steps, and the schedule records none of them"
     with (
         pytest.warns(RuntimeWarning, match=message),
         Capture(tmp_path / "t.jsonl", schedule=Schedule(skip=5)) as watched,
@@ -100,5 +100,5 @@ def test_existing_file_is_a_file_exists_error(tmp_path: Path) -> None:
 
 
 def test_capture_of_a_non_module_is_a_type_error(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=r"model is a str, not a torch.nn.Module: opgrip.capture.capture builds one"):
+    with pytest.raises(TypeError, match=r"model is a str, not a torch.nn.Module: opgrip.capture.capture builds models"):
         Capture(tmp_path / "t.jsonl", model="net")  # type: ignore[arg-type]
