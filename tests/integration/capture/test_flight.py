@@ -98,7 +98,7 @@ def test_handled_error_that_leaves_a_module_is_dumped_once(tmp_path: Path) -> No
 
 def test_number_of_dumps_is_limited(tmp_path: Path) -> None:
     model = Failing()
-    with pytest.warns(RuntimeWarning, match="2 other times"), Capture(tmp_path / "t.jsonl", last=5) as capture:
+    with pytest.warns(RuntimeWarning, match="2 more events"), Capture(tmp_path / "t.jsonl", last=5) as capture:
         for _ in range(flight_recorder.MOST_DUMPS + 2):
             with suppress(RuntimeError):
                 model(torch.ones(3))
@@ -108,7 +108,7 @@ def test_number_of_dumps_is_limited(tmp_path: Path) -> None:
 def test_fatal_error_is_dumped_beyond_the_limit_of_dumps(tmp_path: Path) -> None:
     model = Failing()
     before = signal.signal(signal.SIGHUP, lambda number, frame: None)
-    raised, warned = pytest.raises(RuntimeError, match="mat1"), pytest.warns(RuntimeWarning, match="other time")
+    raised, warned = pytest.raises(RuntimeError, match="mat1"), pytest.warns(RuntimeWarning, match="more event")
     with raised, warned, Capture(tmp_path / "t.jsonl", last=5) as capture:
         for _ in range(flight_recorder.MOST_DUMPS + 2):
             with suppress(RuntimeError):
