@@ -33,8 +33,8 @@ class CountDifference:
 
 
 def audit(trace: str | Path, steps: Callable[[], object]) -> list[CountDifference]:
-    """Run `steps` under torch's profiler; return the operators that the profiler counts differently than a trace of the
-    same steps.
+    """Run `steps` under torch's profiler; return the operators whose calls the profiler counts differently from
+    `trace`.
 
     An operator that another operator calls counts only if the trace lacks the outer one. Operators that run while a
     tensor is printed do not count, because torch turns dispatch modes off meanwhile.

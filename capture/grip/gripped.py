@@ -1,4 +1,4 @@
-"""A gripped function with its recorded calls, which are the first calls of distinct signatures."""
+"""A gripped function and its recorded calls, each of which is the first call of its signature."""
 
 from __future__ import annotations
 
@@ -239,7 +239,6 @@ class Keep:
 
     calls : maximum number of recorded calls, all with different signatures
     name : name of the sample; None for the function's own name
-    by_reference : True if the sample imports the function instead of containing its code
     """
 
     calls: int = CALLS

@@ -133,9 +133,7 @@ class Grips:
                 self.refused[str(pattern)] = "no function that it matches was called"
 
     def script_compiler(self) -> Compile | None:
-        """Return a function that compiles a script so that its matching functions are gripped; None if no pattern
-        matches the module `__main__`.
-        """
+        """Return a function that compiles a script with its matching functions gripped; None if none can match."""
         patterns = [item for item in self.patterns if item.matches_module("__main__")]
         if not patterns:
             return None

@@ -66,7 +66,7 @@ class GripTarget:
 
     function : the function; for an inner function, the function that contains it
     owner : class in which the function was found, or None
-    inside : for an inner function, the function that creates it at each call; else None
+    inside : the function that contains an inner function; None for other functions
     inherited : True if `owner` inherits the method from another class
     """
 
@@ -220,7 +220,7 @@ class CannotDecorate(Exception):
 
 
 def decorated_module(source: str | bytes, file: str, is_gripped: Callable[[str], bool], decorate: Decorate) -> CodeType:
-    """Compile a module so that it applies `decorate` to the functions for which `is_gripped(qualname)` is true."""
+    """Compile a module so that it applies `decorate` to the functions that `is_gripped(qualname)` selects."""
     tree = ast.parse(source, file)
     mark = _Marks(is_gripped)
     mark.visit(tree)
@@ -230,8 +230,7 @@ def decorated_module(source: str | bytes, file: str, is_gripped: Callable[[str],
 def decorated_inside(
     function: FunctionType, qualname: str, is_gripped: Callable[[str], bool], decorate: Decorate
 ) -> CodeType:
-    """Return new code for a function, which applies `decorate` to the inner functions for which `is_gripped(qualname)`
-    is true.
+    """Compile a function again so that it applies `decorate` to inner functions that `is_gripped(qualname)` selects.
 
     Raises `CannotDecorate` if the source is missing, or differs from the loaded code.
     """

@@ -133,8 +133,7 @@ def check_import(path: Path, entry: str, blocked: Iterable[str]) -> None:
 
 
 def reference_text(gripped: Gripped, origin: str) -> ModuleText:
-    """Return the text of a module that imports the function, and the program's classes and functions in its arguments
-    and results.
+    """Return the text of a module that imports the function, and classes and functions in its arguments and results.
 
     origin : description of the function's origin, for the docstring
     """
@@ -608,8 +607,8 @@ class _Reading:
 
 @contextmanager
 def as_it_ran(call: GrippedCall) -> Iterator[None]:
-    """Run the block with the random state, default dtype, autocast, gradient mode and inference mode of a recorded
-    call, but without its other settings, such as the number of threads.
+    """Run the block under the random state, default dtype, autocast, gradient mode and inference mode of a recorded
+    call; do not set other settings, such as the number of threads.
     """
     settings = call.settings
     with ExitStack() as stack:

@@ -80,9 +80,7 @@ class ExtensionWatch(ModuleWatch):
         self._libraries.clear()
 
     def refused(self) -> dict[str, str]:
-        """Return, by module, the reason why a requested module is not recorded, without modules of `KNOWN_EXTENSIONS`
-        that are not loaded.
-        """
+        """Return why requested modules are not recorded, by module; omit `KNOWN_EXTENSIONS` that are not loaded."""
         if not self._has_begun:
             return {}
         reasons = {}

@@ -27,8 +27,7 @@ from opgrip.traces.schema.records import HIGHER_ORDER
 
 
 class ScopeWatch:
-    """A context that tells the dispatch modes of all threads which module or optimizer step runs, and if autocast is
-    on.
+    """A context that tells each thread's dispatch mode which module or optimizer step runs, and if autocast is on.
 
     module_raised : called with each exception that leaves an outermost module
     """

@@ -107,9 +107,7 @@ def _step(model: Any, options: ModelOptions) -> Callable[[Any], Any]:
 
 
 def loss_of(output: Any) -> torch.Tensor:
-    """Return the loss in a model's output; without one, the mean of the first tensor in the output that requires a
-    gradient.
-    """
+    """Return the loss in a model's output; without one, the mean of the first tensor that requires a gradient."""
     loss = getattr(output, "loss", None)
     if isinstance(loss, torch.Tensor):
         return loss if loss.dim() == 0 else loss.mean()

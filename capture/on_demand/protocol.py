@@ -197,8 +197,7 @@ def lines_of(result: Mapping[str, Any]) -> list[str]:
 
 
 def make_folder() -> Path:
-    """Return this user's private folder for sockets: the first of several possible folders that exists or can be
-    created.
+    """Return this user's private folder for sockets: the first of several that exists or can be created.
 
     Raises `UserError` if none of them can be used.
     """

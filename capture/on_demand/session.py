@@ -154,8 +154,8 @@ class StepRecording:
             self._check_end()
 
     def look(self) -> None:
-        """Count steps whose thread has ended as cut, and warm-up steps as finished; then end the recording if there is
-        nothing left to record.
+        """Count steps whose thread has ended as cut, or warm-up steps as finished; end the recording if nothing is
+        left.
         """
         with self._lock:
             for number in [number for number, (_, life) in self._running.items() if life() is None]:
@@ -611,8 +611,8 @@ _keepers: list[GraphKeeper] = []
 
 
 def load() -> None:
-    """Import the modules that the first recording needs, which takes seconds, and keep the calls of CUDA graphs that
-    the program captures from now on.
+    """Import the modules that the first recording needs; keep the calls of CUDA graphs that are captured from now
+    on.
     """
     load_private()
     value_models.names()

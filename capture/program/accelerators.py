@@ -182,9 +182,7 @@ class GraphCaptures:
 
     @contextmanager
     def question(self) -> Iterator[bool]:
-        """Delay graph captures that begin during the block. Yield True if the block may query devices, and False if the
-        program is capturing a graph already.
-        """
+        """Delay graph captures that begin in the block; yield False if the program is capturing a graph already."""
         with self._changed:
             may_ask = self._ongoing == 0
             self._questions += may_ask

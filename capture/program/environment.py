@@ -82,8 +82,8 @@ CUDA_SETTINGS: dict[str, Callable[[], Any]] = {
 
 
 def read_context() -> tuple[Any, ...]:
-    """Return a tuple: True if gradients are on, True if inference mode is on, and the values that `read_settings`
-    returns.
+    """Return True if gradients are on, True if inference mode is on, and the values of `read_settings`, in one
+    tuple.
     """
     return (*[read() for read in MODES.values()], *read_settings())
 

@@ -151,8 +151,7 @@ class ModulePaths:
 class SourceLine:
     """A line of the program's source that a thread executes.
 
-    file : path derived from the name of the module, such as `mmdet/models/necks/fpn.py`; for a script, its path
-        relative to the working directory
+    file : for a module, a path made from its name, such as `mmdet/models/necks/fpn.py`; for a script, its relative path
     """
 
     function: str

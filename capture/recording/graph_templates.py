@@ -36,7 +36,7 @@ class GraphCapture:
     parts: list[ThreadCalls] = field(default_factory=list)
 
     def contains(self, mode: ThreadMode, starts: Columns) -> NDArray[np.bool_]:
-        """Return an array that is True for the calls of a thread, given by their starts in ns, that belong to the
+        """Return an array that is True for those calls of a thread, given by their starts in ns, that belong to the
         graph.
         """
         if mode is not self.mode and mode.thread_name != ENGINE:

@@ -152,7 +152,7 @@ class SiteTimes:
         memory: NDArray[np.int64],
         durations_ns: NDArray[np.int64],
     ) -> Iterator[tuple[int, SiteKey]]:
-        """Add the times of calls; yield each (signature, call site) for which the values of a later call should be
+        """Add the times of calls; yield each (signature, call site) for which values of a later call should be
         observed.
 
         All arrays are (N,), one element per call; `memory` has the storage number of each call's first tensor.
@@ -253,9 +253,7 @@ class Observations:
             self._next[number] = LATE
 
     def sightings(self, number: int) -> int:
-        """Return how many of a signature's calls are looked up by their key before a faster test may recognize later
-        ones.
-        """
+        """Return after how many lookups of a signature by its key a faster test may recognize its calls."""
         if number in self._next and self._key_lookups[number] + 1 < max(self._early, default=0):
             return NEVER
         return LEARNT if self._learning else SIGHTINGS

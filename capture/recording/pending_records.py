@@ -98,7 +98,7 @@ class LostCalls:
         self._lock = lock
 
     def drop(self, op: str, reason: BaseException) -> None:
-        """Count a call that could not be recorded because of an error; if the error is the program's, only raise it
+        """Count a call that could not be recorded because of an error; if it is the program's error, only raise it
         again.
         """
         raise_if_from_program(reason)
@@ -126,9 +126,7 @@ class LostCalls:
             self.without_work[op, reason] += 1
 
     def pass_by(self, op: str, types: Sequence[type]) -> None:
-        """Count a call that was not recorded because tensor subclasses or dispatch modes of `types` ran it in place of
-        the operator.
-        """
+        """Count a call that was not recorded because tensor subclasses or dispatch modes of `types` ran it."""
         with self._lock:
             if any(map(is_fake, types)):
                 self.without_work[op, ON_FAKE] += 1

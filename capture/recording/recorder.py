@@ -99,9 +99,7 @@ class SignatureTable:
         return {number: key for key, number in self._numbers.items()}
 
     def adopt(self, key: Hashable, record: Signature) -> int:
-        """Return the number of the signature with this key; if there is none, add `record`, which another recording
-        made.
-        """
+        """Return the number of the signature with this key; if there is none, add `record`, from another recording."""
         with self._lock:
             number = self._numbers.get(key)
             if number is None:
@@ -166,8 +164,7 @@ class SignatureTable:
         since_ns: int | None = None,
         storage: int | None = None,
     ) -> Callable[[Any], None]:
-        """Observe the values of a later call of a signature before the call runs; return a function that records the
-        call's result.
+        """Observe the values of a later call before it runs; return a function that records the call's result.
 
         since_ns, storage : start time of the observation and storage number of the first tensor, with which the trace
             identifies the call; None unless the call was chosen for its call site
@@ -214,9 +211,7 @@ class SignatureTable:
         return lambda result: note_outputs(self._outputs(result))
 
     def forget(self) -> None:
-        """Clear the tables that find equal signatures again; keep the records until `prune`. The caller must hold the
-        lock.
-        """
+        """Clear the tables that find equal signatures again, with the lock held; keep the records until `prune`."""
         self._numbers.clear()
         self._first_alike.clear()
 

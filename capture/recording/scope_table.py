@@ -58,7 +58,7 @@ class Generations:
         self._firsts[self.current] = dict(self._next)
 
     def numbers(self, kind: Hashable, generations: set[int]) -> Iterator[int]:
-        """Yield the numbers that records of one kind got in these generations, without generations that `keep`
+        """Yield the numbers that records of one kind got in these generations, except generations that `keep`
         removed.
         """
         for generation in sorted(generations & self._firsts.keys()):

@@ -133,9 +133,7 @@ class ThreadMode(OrderlyMode):
 
     @abstractmethod
     def check_settings(self) -> None:
-        """Look up the scopes of later calls again if torch's settings have changed, because a scope includes the
-        settings.
-        """
+        """Look up the scopes of later calls again if torch's settings have changed, which are part of a scope."""
 
     @abstractmethod
     def forget_calls(self) -> None:
@@ -180,7 +178,7 @@ class ThreadMode(OrderlyMode):
         self._go(self.recorder.places.autocast(self.place, autocast))
 
     def settle(self) -> None:
-        """Leave the location of a backward pass if it has ended, and locations that lasted until a frame that has
+        """Leave the location of a backward pass that has ended, and locations that lasted until a frame that has
         ended.
         """
         if self._in_backward and current_autograd_node() is None:
@@ -230,9 +228,7 @@ class ThreadModes:
         self._local = threading.local()
 
     def begin(self) -> None:
-        """Forget the modes of all other threads, and begin this thread's mode again; a forked process calls this
-        too.
-        """
+        """Forget the modes of all other threads, and begin this thread's mode again, also in a forked process."""
         mode: ThreadMode | None = getattr(self._local, "mode", None)
         self._local = threading.local()
         self.all[:] = []

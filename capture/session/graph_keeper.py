@@ -28,8 +28,7 @@ from opgrip.traces.schema.records import Context, Graph, Scope, Signature
 
 
 class GraphKeeper:
-    """A context in which the calls of CUDA and HIP graphs that the program captures are kept as long as the graphs
-    exist.
+    """A context that keeps the calls of CUDA and HIP graphs that the program captures, as long as the graphs exist.
 
     Threads are recorded only while they capture a graph. Compiled regions run as compiled.
     """

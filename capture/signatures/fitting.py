@@ -57,8 +57,7 @@ def is_deferred(tensor: torch.Tensor) -> bool:
 
 
 class Deferred:
-    """Copies of device tensors, or of samples of large ones, oldest first, that wait until their values are on the
-    host.
+    """Copies of device tensors, or of samples of large ones, oldest first, that wait for their transfer to the host.
 
     A copy is made in the program's stream, and transferred to the host in another stream, so that the program's kernels
     do not wait for the transfer.
@@ -71,9 +70,7 @@ class Deferred:
         self._streams: dict[torch.device, Any] = {}
 
     def add(self, number: int, op: str, argument: str, tensor: torch.Tensor) -> str | None:
-        """Copy a tensor, or a sample of its elements, on its device; return None, or the reason if this is not possible
-        now.
-        """
+        """Copy a tensor, or a sample of it, on its device; return None, or the reason if that is not possible now."""
         if is_capturing(tensor.device.type):
             # a copy would become part of the graph
             return NO_COPIES_IN_GRAPHS
@@ -197,11 +194,11 @@ class Fitter:
     def describe(
         self, name: Hashable, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any], Hashable]:
-        """Return the specs of a call's arguments with value models, and a key.
+        """Return the specs of a call's arguments with value models, and a key that calls with similar tensors share.
 
-        Calls with similar tensors have the same key, unless the operator needs particular values: then each call has
-        its own. Models of another signature with the same key are reused, except with full values. Example: an
-        optimizer that counts its steps in a scalar has a new signature in each step, with the same hundred tensors.
+        If the operator needs particular values, each call has its own key. Models of another signature with the same
+        key are reused, except with full values. Example: an optimizer that counts its steps in a scalar has a new
+        signature in each step, with the same hundred tensors.
         """
         described, inputs = _describe_by_index(args, kwargs)
         op, named = str(name), _names(name)

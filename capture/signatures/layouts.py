@@ -103,8 +103,7 @@ def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
 
 
 def unpack(value: Any) -> ObjectSpec | None:
-    """Return a spec of the packed parameters of a quantized layer; None for other objects, and if torch cannot unpack
-    them.
+    """Return a spec of the packed parameters of a quantized layer; None if `value` has none that torch can unpack.
 
     The spec has the operator that packs the parameters, and this operator's arguments, which are new tensors.
     """
@@ -164,8 +163,7 @@ def take_apart(tensor: torch.Tensor) -> tuple[tuple[torch.Tensor, ...], tuple[Ha
 
 
 def describe_made_of(tensor: torch.Tensor, describe: DescribePart, fit: FitValues) -> MadeOf | None:
-    """Return the spec of the parts of a sparse, quantized or nested tensor; None for other tensors and unsupported
-    layouts.
+    """Return the spec of the parts of a sparse, quantized or nested tensor; None for others and unsupported layouts.
 
     fit : returns the number of the value model of a tensor
     """

@@ -165,8 +165,7 @@ class CallPredictor:
         kwargs: Mapping[str, Any],
         pattern: tuple[int, ...] | None,
     ) -> CallNode | None:
-        """Return the latest successor of the node `last` that recognizes a call, and predict it next time; None if no
-        successor does.
+        """Return the latest successor of the node `last` that recognizes a call, or None; predict that node next time.
 
         pattern : memory that the call's tensors share, as returned by `sharing`
         """
@@ -195,8 +194,7 @@ class CallPredictor:
         storages: tuple[int, ...],
         sightings: int = SIGHTINGS,
     ) -> Recognizer:
-        """Count one more lookup by key of the signature `number`; return its recognizer, which is created if there is
-        none.
+        """Count one more lookup by key of the signature `number`; return its recognizer, a new one if there is none.
 
         From lookup `sightings` on, if these arguments fail the recognizer's tests, the tests are replaced by some that
         they pass, at most `MOST_TESTS` times.
@@ -227,8 +225,7 @@ class CallPredictor:
         modes: tuple[bool, bool],
         point: Callable[[], tuple[int, int]],
     ) -> CallNode:
-        """Return the node for a call that follows the node `last` and has the recognizer `entry`; create it if there is
-        none.
+        """Return the node for a call that follows the node `last` and has the recognizer `entry`, an old or a new one.
 
         modes : (True if gradient mode is on, True if inference mode is on)
         point : returns the number of the call's scope, and that of its (signature, scope) pair
@@ -271,9 +268,7 @@ class CallPredictor:
 
 
 def add_tests(entry: Recognizer, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Replace a recognizer's test by one that these arguments pass, if torch can build one, and set the recognizer's
-    `layout`, `places` and `alias`.
-    """
+    """Replace a recognizer's test by one that these arguments pass, if possible; set `layout`, `places` and `alias`."""
     schema = getattr(entry.func, "_schema", None)
     # whether the operator never accepts floats in a list of integers
     typed = schema is not None and all("Scalar[]" not in str(argument.type) for argument in schema.arguments)

@@ -19,8 +19,8 @@ AFTER = 2
 
 
 class Budget:
-    """Decides which steps a capture records: its credit grows by a share of the elapsed time, and shrinks by the time
-    of the capture's work.
+    """Decides which steps are recorded, by a credit: it grows with elapsed time, and shrinks by the time of the
+    capture's work.
 
     measured_ns : returns the measured time of the capture's work in the program's threads
     waiting : returns the number of integers that describe calls not counted in `calls` yet
@@ -52,8 +52,8 @@ class Budget:
         self._rests_until_ns = self._last_ns
 
     def spent_ns(self) -> float:
-        """Return the estimated time by which the capture has slowed the program, including the work of the writing
-        thread.
+        """Return the estimated time by which the capture has slowed the program, including the writing thread's
+        work.
         """
         extra_ns = self._steps.extra_ns()
         calls = self.calls + self._waiting() / INTEGERS
@@ -136,8 +136,7 @@ class StepTimes:
         return self._here.since_ns is not None
 
     def begin(self, is_recorded: bool | None, measured_ns: float) -> None:
-        """Note that this thread's previous step ends and a new step begins; with None for `is_recorded`, no new step
-        begins.
+        """Note that this thread's step ends and a new one begins; with None for `is_recorded`, no new step begins.
 
         measured_ns : measured time of the capture's own work in the program's threads since the recording began
         """

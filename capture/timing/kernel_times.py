@@ -62,8 +62,8 @@ class KernelTimes:
         self.forget()
 
     def forget(self) -> None:
-        """Forget the profile and all calls and records, without using the accelerator, so that a forked process can
-        call this too.
+        """Forget the profile and all calls and records, without using the accelerator; a forked process calls this
+        too.
         """
         self._profile: ActivityProfile | None = None
         self._signatures: set[int] = set()
@@ -119,9 +119,7 @@ class KernelTimes:
             self.fallback = reason
 
     def renew(self, graphs: GraphCaptures) -> None:
-        """After many calls, stop collecting records and start again, because records stay in memory until collecting
-        stops.
-        """
+        """After many calls, stop collecting records and start again, because they stay in memory until then."""
         is_long = self._profile is not None and self._calls_in_window > MOST_CALLS_OF_WINDOW
         if is_long and threading.get_ident() == self._thread:
             # a graph that any thread captures would be lost if this waited for the device
@@ -186,9 +184,7 @@ class KernelTimes:
             self._ended_ns = perf_counter_ns()
 
     def expect(self, signature: int, device: torch.device, graphs: GraphCaptures) -> bool:
-        """Return True if records of kernels will provide the times of a signature's calls on a device, False if events
-        must.
-        """
+        """Return True if records of kernels will provide the times of a signature's calls, False if events must."""
         if self._profile is None and not self._is_required:
             is_here = self._is_entered and threading.get_ident() == self._thread
             # a profile may wait for the device when it begins, which would end a graph's capture
@@ -211,8 +207,7 @@ class KernelTimes:
         starts: Sequence[int],
         ends: NDArray[np.int64],
     ) -> None:
-        """Keep these calls, which are written now, until the records of their kernels arrive. A thread's calls must
-        come in order.
+        """Keep these calls, which are written now, until the records of their kernels arrive; in order for each thread.
 
         thread : number of the thread in the trace
         idents : numbers by which the accelerator's records may identify the thread

@@ -182,8 +182,7 @@ class OwnWork:
         return now - began_ns
 
     def take(self, starts: Times, ends: Times, open_since_ns: int = NONE_OPEN) -> Runs:
-        """Return the calls that the capture's own work perturbed, as runs of consecutive calls: (first index, length)
-        each.
+        """Return the calls that the capture's own work perturbed, as runs of calls: (first index, length) each.
 
         starts, ends : times in ns of calls in the order in which they ended
         open_since_ns : start of the first call that has not ended; `NONE_OPEN` if all calls have ended

@@ -36,8 +36,7 @@ _strategy_of = _places.take("torch._C._dynamo.eval_frame._FrameExecStrategy", No
 
 
 def hide_from_compiler(function: FunctionType) -> bool:
-    """Keep torch.compile from tracing a function and everything that it calls; return False if this torch cannot do
-    that.
+    """Keep torch.compile from tracing a function and everything that it calls; return False if that is not possible.
 
     torch's public way, a guard around the mode's handler, makes a mode that does nothing 1.5 times as slow.
     """
@@ -116,9 +115,7 @@ class OrderlyMode(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Return True inside a block of `modes_hidden_from_compiler`, where torch may compile although this mode is
-        on.
-        """
+        """Return True in a block of `modes_hidden_from_compiler`, where torch may compile although this mode is on."""
         return getattr(_hidden, "modes", False)
 
 
@@ -254,9 +251,7 @@ _compiles = _places.take_later(
 
 
 def place_of_compiling() -> tuple[Any, str] | None:
-    """Return the module and name of the context manager in which torch compiles functions of higher-order operators;
-    None if this version of torch has none.
-    """
+    """Return module and name of torch's context manager for compiling functions of higher-order operators, or None."""
     return None if _compiles() is None else (import_module(_UTILS), _COMPILES)
 
 

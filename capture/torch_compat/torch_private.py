@@ -129,8 +129,7 @@ _dispatch_keys = _places.take("torch._C._dispatch_keys", None, "as for RootGuard
 
 
 def arguments_check(args: Sequence[Any], typed_lists: bool = False) -> Check | None:
-    """Return a function that tests if the arguments of another call, a tuple, have the same metadata and scalars as
-    `args`.
+    """Return a test for whether the arguments of another call, a tuple, have the same metadata and scalars as `args`.
 
     The test compares everything in a signature except shared memory: class, dtype, device, layout, shape, stride,
     offset, `requires_grad`, conjugation and negation of tensors, and type and value of all other arguments. It may fail
@@ -318,9 +317,7 @@ _current_mode: Callable[[], Any] = _places.take(
 
 
 def innermost_mode() -> Any:
-    """Return the dispatch mode that sees the calls of this thread first; None if no mode is on, or if this version of
-    torch does not report it.
-    """
+    """Return the dispatch mode that sees the calls of this thread first; None if there is none or it is unknown."""
     return _current_mode()
 
 
@@ -347,8 +344,8 @@ _CURRENT_DEVICE = _queries(current_device="_accelerator_getDeviceIndex")
 
 
 def stream_queries(kind: str) -> dict[str, Callable[..., Any]]:
-    """Return torch's C functions that replace public functions, by the attribute of `DeviceQueries` that holds each
-    one.
+    """Return torch's C functions to use in place of public ones, by the attribute of `DeviceQueries` that holds
+    each.
     """
     if kind in _STREAM_QUERIES:
         return _STREAM_QUERIES[kind]
@@ -382,8 +379,7 @@ _MAIN = ("__main__", "__mp_main__")
 
 
 def registered_by(name: Hashable) -> str | None:
-    """Return the module or file of the program that registered an operator; None for operators of torch, and if it is
-    unknown.
+    """Return the module or file of the program that registered an operator; None for torch's operators, or if unknown.
 
     For a kernel named `module:kernel`, return the main module or file if `module` is `__main__`, else None.
     """

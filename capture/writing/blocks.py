@@ -214,9 +214,7 @@ class Blocks:
         self.newest = -1
 
     def pass_over(self, block: ThreadCalls) -> None:
-        """Discard what was measured for calls that are not written: page faults, device times and the capture's own
-        work.
-        """
+        """Discard the measured page faults, device times and own work of the capture for calls that are not written."""
         mode, starts = block.mode, block.calls[:, 1].tolist()
         mode.faults.take(starts)
         mode.own_work.take(block.calls[:, 1], block.calls[:, 2], block.open_since_ns)
@@ -227,8 +225,8 @@ class Blocks:
             table.pop(number, None)
 
     def running(self) -> Iterator[Record]:
-        """Yield a record for each call that a thread is running, outermost first, and for threads that the file
-        lacks.
+        """Yield a record for each running call, outermost first, and before it one for its thread if the file lacks
+        that.
         """
         for mode, entered in self.entered():
             yield from self._thread(mode)

@@ -93,8 +93,7 @@ class Definitions:
         return self._join((line for lines in self._lines.values() for line in lines if not line.is_thread), redaction)
 
     def size(self, names: Iterable[Hashable], besides: set[Hashable]) -> int:
-        """Return the size in bytes of the encoded records with these names, without those that the file already
-        contains.
+        """Return the size in bytes of the encoded records with these names, without those that the file has already.
 
         besides : names of records not to count; the names of the counted records are added to it
         """

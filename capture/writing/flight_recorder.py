@@ -56,9 +56,7 @@ class Ring:
         return sum(map(len, self.blocks))
 
     def add(self, blocks: list[ThreadCalls]) -> list[ThreadCalls]:
-        """Add calls, those of each thread in the order of their ends; remove and return the oldest ones above the
-        limit.
-        """
+        """Add calls, for each thread in the order of their ends; remove and return the oldest ones above the limit."""
         self.blocks += blocks
         surplus = len(self) - self.last
         if surplus <= 0:

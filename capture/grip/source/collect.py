@@ -276,8 +276,7 @@ class Collector(ItemTable):
         return item
 
     def check(self, value: Any, item: SampleItem, what: str) -> None:
-        """Add to the sample the objects to which a value refers; refuse `item` if the value cannot be written as
-        source.
+        """Add the objects to which a value refers; refuse `item` if the value cannot be written as source.
 
         what : noun for the value in the reason
         """
@@ -287,9 +286,7 @@ class Collector(ItemTable):
             item.refuse(f"{what} of {item.name} is {error}, which cannot be written as source")
 
     def referring(self, user: SampleItem) -> Refer:
-        """Return a function that returns the name of an object in the sample, and records that `user` needs the
-        object.
-        """
+        """Return a function that takes an object, records that `user` needs it, and returns its name in the sample."""
 
         def refer(thing: Any) -> str:
             item = self.of_value(thing)
@@ -346,8 +343,8 @@ def is_whole(cls: type) -> bool:
 
 
 def provider_of(mro: tuple[type, ...], name: str) -> type | None:
-    """Return the first class of `mro` that defines an attribute; None if none does, and for attributes of every class,
-    such as `__doc__`.
+    """Return the first class of `mro` that defines the attribute `name`, or None; ignore names that every class
+    defines.
     """
     return next((cls for cls in mro if name in vars(cls)), None) if name not in _OF_EACH_CLASS else None
 
@@ -360,9 +357,7 @@ def is_special(cls: type, name: str) -> bool:
 
 
 def overrides(cls: type, name: str) -> bool:
-    """Return True if `name`, a method of `cls`, overrides a method of an imported base class, which may call it; always
-    False for modules of torch.nn.
-    """
+    """Return True if method `name` of `cls` overrides one of an imported base class; False for modules of torch.nn."""
     bases = [base for base in cls.__mro__ if not is_taken(base) and base not in NO_BASES]
     # modules have too many such methods
     return torch.nn.Module not in bases and not name.startswith("__") and any(name in vars(base) for base in bases)

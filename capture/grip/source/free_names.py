@@ -71,9 +71,7 @@ class FreeNames:
 
 
 def dotted(node: ast.expr) -> tuple[ast.Name, list[ast.Attribute]] | None:
-    """Return the name `a` and the attributes `b` and `c`, in this order, of an expression such as `a.b.c`; None for
-    others.
-    """
+    """Return the name `a` and the attributes [`b`, `c`] of an expression such as `a.b.c`; None for any other."""
     attributes: list[ast.Attribute] = []
     while isinstance(node, ast.Attribute):
         attributes.append(node)

@@ -44,8 +44,7 @@ class Import:
 
 
 def import_of(name: str, attributes: Sequence[str], thing: Any, file: SourceFile | None, package: str) -> Import | None:
-    """Return an import statement for an object, if possible the one in the file that uses it; None if none can import
-    it.
+    """Return an import statement for an object, if possible the one in `file`; None if no statement can import it.
 
     name : name by which the code refers to the object
     attributes : attributes read from the name, which determine the submodules to import
@@ -206,10 +205,8 @@ class Piece:
     namespace : the variables among which its free names are looked up
     cls : class whose body contains it, or None
     dropped : decorators that are left out
-    defaults : default arguments that are written as values, because they refer to names which no longer exist or have
-        changed
-    local_imports : `from` statements inside functions that import code which the sample includes, each with the names
-        that it binds
+    defaults : default arguments that are written as values, because names in them no longer exist or have changed
+    local_imports : `from` statements inside functions that import included code, each with the names that it binds
     hints : type annotations, with the objects to which their names refer
     """
 
@@ -259,8 +256,8 @@ class ClassItem(SampleItem):
     """A class, of which the sample may contain only some methods and attributes.
 
     whole : complete source of the class; None if only parts are included
-    bases : imported base classes of the class and of its base classes in the program, each with its expression in the
-        source, or None if no expression names it
+    bases : imported base classes, direct or through other classes of the program, each with the expression that names
+        it in the source, or None if there is no such expression
     parts : included methods and attributes, by name
     is_live : True if objects of the class may exist
     is_made : True if the constructor may be called
@@ -299,9 +296,7 @@ def unit(item: SampleItem) -> SampleItem:
 
 
 def pieces_of(item: SampleItem) -> list[Piece]:
-    """Return the parts of the original source that make up an item; for a class that is included in part, without its
-    methods and attributes.
-    """
+    """Return the pieces of source of an item; for a class, without the pieces of its `parts`."""
     if isinstance(item, FunctionItem | ValueItem):
         return [item.piece] if item.piece is not None else []
     if isinstance(item, PartItem):
@@ -313,9 +308,7 @@ def pieces_of(item: SampleItem) -> list[Piece]:
 
 
 def refusals(items: Iterable[SampleItem]) -> dict[SampleItem, list[SampleItem]]:
-    """Return, for each item that cannot be extracted, the chain of items from it to the cause; each item in the chain
-    needs the next.
-    """
+    """Return each item that cannot be extracted, with the items that lead to the cause; each needs the next."""
     users: dict[SampleItem, list[SampleItem]] = {}
     ways: dict[SampleItem, list[SampleItem]] = {}
     for item in items:

@@ -249,9 +249,7 @@ def _content(cell: CellType) -> Any:
 
 
 def evaluate(expression: ast.expr, namespace: Namespace) -> Any:
-    """Return the object that an expression such as `a.b.c` refers to; `ABSENT` if a name is missing, and for other
-    forms of expressions.
-    """
+    """Return the object that an expression such as `a.b.c` refers to, or `ABSENT` if there is none."""
     chain = dotted(expression)
     if chain is None:
         return ABSENT
@@ -472,8 +470,7 @@ def _parse(name: str, text: str) -> SourceFile:
 
 
 def source_file(name: str, module_globals: dict[str, Any] | None, what: str) -> SourceFile:
-    """Return the source file or notebook cell that code objects name `name` (`co_filename`); raise `UserError` if it is
-    not found or cannot be parsed.
+    """Return the source file or notebook cell whose `co_filename` is `name`; raise `UserError` if it cannot be read.
 
     module_globals : global variables of the module, from whose loader the source may come; None if unknown
     what : noun for the object whose source is searched, for the message

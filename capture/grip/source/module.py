@@ -416,9 +416,7 @@ def _is_whole(expression: str) -> bool:
 
 
 def names_for(items: Iterable[SampleItem]) -> dict[SampleItem, str]:
-    """Return each item's name in the sample: its own, or with its module's name or a number added if the name is
-    taken.
-    """
+    """Return each item's name in the sample: its own, or if that is taken, with the module's name or a number added."""
     items = list(items)
     owners_by_name: dict[str, SampleItem] = {}
     shadowed = _bound_by_users(items)

@@ -57,7 +57,7 @@ class Operators:
 
 
 def choose(names: Sequence[str], seed: int) -> Operators:
-    """Return the operators that `names` selects; a name is a category or an operator. Raises `UserError` for other
+    """Return the operators that `names` selects, which are categories or operators; raise `UserError` for other
     names.
     """
     registered = [function for function in registered_operators() if _is_runnable(function)]

@@ -86,9 +86,7 @@ class Coverage:
 
 @contextmanager
 def seeded(*parts: object) -> Iterator[None]:
-    """In the `with` block, seed the generators of torch, numpy and Python with a hash of `parts`; afterwards restore
-    their states.
-    """
+    """In the `with` block, seed the generators of torch, numpy and Python with a hash of `parts`; then restore them."""
     seed = int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=4).digest(), "big")
     of_numpy, of_python = np.random.get_state(), random.getstate()
     with torch.random.fork_rng(devices=[]):
@@ -115,9 +113,7 @@ Sizes = Callable[[int], int]
 
 
 def enlarge(entry: OperatorEntry, sample: Arguments) -> Iterator[Arguments]:
-    """Yield up to two larger copies of a sample: with all sizes enlarged, unless the operator's category forbids that,
-    and with a larger batch.
-    """
+    """Yield a copy with all sizes enlarged, except for categories in `OF_BATCH`, and one with a larger batch."""
     largest = max(_dense_tensors(sample), key=lambda tensor: tensor.numel(), default=None)
     if largest is None or not largest.numel():
         return
@@ -131,9 +127,7 @@ def enlarge(entry: OperatorEntry, sample: Arguments) -> Iterator[Arguments]:
 
 
 def draw(entry: OperatorEntry, sample: Arguments) -> Iterator[Arguments]:
-    """Yield up to two copies of a sample: with random sizes, unless the operator's category forbids that, and with a
-    batch enlarged by a random factor.
-    """
+    """Yield a copy with random sizes, except for categories in `OF_BATCH`, and one with a batch enlarged at random."""
     drawn: dict[int, int] = {}
 
     def size_of(size: int) -> int:
@@ -203,8 +197,7 @@ class SampleTrial:
     """Results of running a sample call once before the capture.
 
     calls : hashes of the keys of the operator calls that the sample made, one per signature
-    backward : reason why the gradients could not be computed, empty if they were; None if the call has no gradients or
-        they were not requested
+    backward : reason why the gradients could not be computed, empty if they were; None if there are none to compute
     """
 
     calls: frozenset[Hashable]
@@ -413,8 +406,8 @@ HANGS = "it takes too long"
 
 
 def try_all(trials: Sequence[Callable[[], Any]]) -> Iterator[tuple[Any, str]]:
-    """Run functions in child processes; yield the result of each, converted to JSON types, with the reason why it
-    failed, or an empty string.
+    """Run functions in child processes; yield each result, converted to JSON types, and its error, else an empty
+    string.
 
     Call this before the process starts an accelerator or a capture, because the forked children inherit both.
     """
@@ -515,8 +508,8 @@ def schema_entry(function: Any, indices: Mapping[torch.dtype, int]) -> OperatorE
 
 
 def find_samples(function: Any, seed: int) -> dict[str, int]:
-    """Return, by name of the dtype, the index in `schema_samples` of a sample that runs; raise the first error if none
-    runs.
+    """Return, by name of the dtype, the index in `schema_samples` of a sample that runs; raise an error if there is
+    none.
     """
     indices: dict[str, int] = {}
     failures: list[Exception] = []
