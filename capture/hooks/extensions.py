@@ -80,7 +80,9 @@ class ExtensionWatch(ModuleWatch):
         self._libraries.clear()
 
     def refused(self) -> dict[str, str]:
-        """Return why requested modules are not recorded, by module; omit `KNOWN_EXTENSIONS` that are not loaded."""
+        """Return why requested modules are not recorded, by module; omit those of `KNOWN_EXTENSIONS` that are not
+        loaded.
+        """
         if not self._has_begun:
             return {}
         reasons = {}

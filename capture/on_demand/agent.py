@@ -96,8 +96,8 @@ class Agent:
         armed: Callable[[RecordingSession], None] = lambda session: None,
         waiting: Callable[[str], None] = lambda why: None,
     ) -> dict[str, Any]:
-        """Record steps as requested; return a dictionary with the trace's `file`, the numbers of `steps` and `calls`,
-        and more.
+        """Record steps as requested; return a dictionary with the trace's `file`, numbers of `steps` and `calls`, and
+        more.
 
         armed : called with the recording once it can begin at the next step
         waiting : called with the reason if no step begins for some time

@@ -74,7 +74,7 @@ def _start() -> None:
 
 
 def start(settings: AgentSettings) -> Agent:
-    """Start the agent of this process and handle its signal; return the agent.
+    """Start the agent of this process, and handle the signal that `settings` names; return the agent.
 
     Raises `UserError` if a socket or thread cannot be created. If the signal cannot be handled, that is only printed.
     """

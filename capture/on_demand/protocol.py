@@ -84,7 +84,7 @@ def peer_of(link: socket.socket) -> tuple[int, int] | None:
 
 
 def may_ask(link: socket.socket) -> bool:
-    """Return False if the process at the other end of a connection belongs to another user, except root."""
+    """Return False if the process at the other end of a connection belongs to a user other than this one and root."""
     peer = peer_of(link)
     # without peer credentials, the folder and the socket are private to the user
     return peer is None or peer[1] in (os.geteuid(), 0)

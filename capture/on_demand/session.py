@@ -154,8 +154,8 @@ class StepRecording:
             self._check_end()
 
     def look(self) -> None:
-        """Count steps whose thread has ended as cut, or warm-up steps as finished; end the recording if nothing is
-        left.
+        """Count steps whose thread has ended as cut, or warm-up steps as finished; end the recording if it is
+        complete.
         """
         with self._lock:
             for number in [number for number, (_, life) in self._running.items() if life() is None]:
@@ -611,9 +611,7 @@ _keepers: list[GraphKeeper] = []
 
 
 def load() -> None:
-    """Import the modules that the first recording needs; keep the calls of CUDA graphs that are captured from now
-    on.
-    """
+    """Import the modules that the first recording needs; from now on keep the calls of captured CUDA graphs."""
     load_private()
     value_models.names()
     if not _keepers:

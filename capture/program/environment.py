@@ -82,9 +82,7 @@ CUDA_SETTINGS: dict[str, Callable[[], Any]] = {
 
 
 def read_context() -> tuple[Any, ...]:
-    """Return True if gradients are on, True if inference mode is on, and the values of `read_settings`, in one
-    tuple.
-    """
+    """Return a tuple: True if gradients are on, True if inference mode is on, and the values of `read_settings`."""
     return (*[read() for read in MODES.values()], *read_settings())
 
 

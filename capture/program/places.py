@@ -151,7 +151,8 @@ class ModulePaths:
 class SourceLine:
     """A line of the program's source that a thread executes.
 
-    file : for a module, a path made from its name, such as `mmdet/models/necks/fpn.py`; for a script, its relative path
+    file : made from the module's name, such as `mmdet/models/necks/fpn.py`; for a script, relative to the working
+        folder
     """
 
     function: str

@@ -36,9 +36,7 @@ class GraphCapture:
     parts: list[ThreadCalls] = field(default_factory=list)
 
     def contains(self, mode: ThreadMode, starts: Columns) -> NDArray[np.bool_]:
-        """Return an array that is True for those calls of a thread, given by their starts in ns, that belong to the
-        graph.
-        """
+        """Return True for each of a thread's calls, given by their starts in ns, that belongs to the graph."""
         if mode is not self.mode and mode.thread_name != ENGINE:
             return np.zeros(len(starts), dtype=np.bool_)
         mask: NDArray[np.bool_] = (starts >= self.started_ns) & (starts < self.ended_ns)

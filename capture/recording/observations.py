@@ -152,8 +152,7 @@ class SiteTimes:
         memory: NDArray[np.int64],
         durations_ns: NDArray[np.int64],
     ) -> Iterator[tuple[int, SiteKey]]:
-        """Add the times of calls; yield each (signature, call site) for which values of a later call should be
-        observed.
+        """Add the times of calls; yield each (signature, call site) whose values should be observed at a later call.
 
         All arrays are (N,), one element per call; `memory` has the storage number of each call's first tensor.
         """

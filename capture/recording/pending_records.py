@@ -98,14 +98,14 @@ class LostCalls:
         self._lock = lock
 
     def drop(self, op: str, reason: BaseException) -> None:
-        """Count a call that could not be recorded because of an error; if it is the program's error, only raise it
-        again.
-        """
+        """Count a call that could not be recorded; if `reason` is an error of the program, raise it again instead."""
         raise_if_from_program(reason)
         self.count(op, one_line(reason))
 
     def lose(self, op: str, reason: BaseException) -> None:
-        """Count a call that ran but could not be described; raise the error again if it is the program's."""
+        """Count a call that ran but could not be described; if `reason` is an error of the program, also raise it
+        again.
+        """
         is_own = not is_from_program(reason)
         self.count(op, one_line(reason) if is_own else interrupted_by(reason))
         if not is_own:
@@ -116,7 +116,7 @@ class LostCalls:
             self.dropped[op, reason] += 1
 
     def lose_values(self, op: str, reason: Exception) -> None:
-        """Count a tensor whose values could not be read; if the error is the program's, only raise it again."""
+        """Count a tensor whose values could not be read; if `reason` is the program's error, raise it again instead."""
         raise_if_from_program(reason)
         with self._lock:
             self.without_values[op, one_line(reason)] += 1

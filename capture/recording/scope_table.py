@@ -58,9 +58,7 @@ class Generations:
         self._firsts[self.current] = dict(self._next)
 
     def numbers(self, kind: Hashable, generations: set[int]) -> Iterator[int]:
-        """Yield the numbers that records of one kind got in these generations, except generations that `keep`
-        removed.
-        """
+        """Yield the numbers that records of one kind got in these generations, except those that `keep` removed."""
         for generation in sorted(generations & self._firsts.keys()):
             end = self._next[kind] if generation == self.current else self._ends[generation].get(kind, 0)
             yield from range(self._firsts[generation].get(kind, 0), end)

@@ -178,9 +178,7 @@ class ThreadMode(OrderlyMode):
         self._go(self.recorder.places.autocast(self.place, autocast))
 
     def settle(self) -> None:
-        """Leave the location of a backward pass that has ended, and locations that lasted until a frame that has
-        ended.
-        """
+        """Leave the location of a backward pass that has ended, and locations set until a frame that has ended."""
         if self._in_backward and current_autograd_node() is None:
             self._leave_backward()
         while self._frames and not is_running(self._frames[-1][1]):

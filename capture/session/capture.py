@@ -219,7 +219,7 @@ class Capture:
         the kernels' names to the trace; `events` times them with an event before and one after each, which includes
         the launch if the device waits for it; `auto` uses kernels if the accelerator keeps records of them
     values : `sketch` keeps value models of tensors; `full` also keeps the values of every signature's first call in a
-        separate file, `step.values.safetensors`. They may be private data
+        separate file, `step.values.safetensors`, which may contain private data
     value_share : maximum share of the program's time for observing values of later calls
     private : True to write no names, paths, texts or values of the program, as with `opgrip trace redact`, so that they
         never reach the disk
@@ -228,9 +228,9 @@ class Capture:
     grip : names of functions to record with the operators below them, as patterns `module:function` with shell
         wildcards
     grip_to : folder for a sample of each gripped function, written by the end of the capture; None for no samples
-    last : number of latest calls to keep in memory; they are written when the block or an outermost module
-        raises, a signal ends the program, or the program calls `dump`; otherwise no file is left. Until then, the calls
-        are also in a ring file of constant size, which remains if the process dies
+    last : number of latest calls to keep in memory; they are written when the block or an outermost module raises an
+        exception, a signal arrives, or the program calls `dump`; otherwise no file is left. Until then, the calls are
+        also in a ring file of constant size, which remains if the process dies
     details : fields to add to the trace's header
     force : replace an existing file
 

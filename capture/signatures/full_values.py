@@ -71,8 +71,7 @@ class FullValues:
         return len(self._entries)
 
     def keep(self, tensor: torch.Tensor, op: str, lost: Counter[tuple[str, str]]) -> str | None:
-        """Write the values of a tensor unless equal ones are stored already; return their key, or None if they are left
-        out.
+        """Write a tensor's values unless equal ones are stored; return their key, or None if they are left out.
 
         lost : counts of values that could not be kept because of an error, by operator and reason
         """

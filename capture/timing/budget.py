@@ -19,11 +19,10 @@ AFTER = 2
 
 
 class Budget:
-    """Decides which steps are recorded, by a credit: it grows with elapsed time, and shrinks by the time of the
-    capture's work.
+    """Decides which steps are recorded, by a credit: elapsed time increases it, and the capture's work reduces it.
 
     measured_ns : returns the measured time of the capture's work in the program's threads
-    waiting : returns the number of integers that describe calls not counted in `calls` yet
+    waiting : returns the number of integers in which threads store calls that are not counted in `calls` yet
 
     left_out : number of steps that were left out of the recording
     writing_ns : processor time of the writing thread
@@ -52,9 +51,7 @@ class Budget:
         self._rests_until_ns = self._last_ns
 
     def spent_ns(self) -> float:
-        """Return the estimated time by which the capture has slowed the program, including the writing thread's
-        work.
-        """
+        """Return the estimated time by which the capture, with its writing thread, has slowed the program."""
         extra_ns = self._steps.extra_ns()
         calls = self.calls + self._waiting() / INTEGERS
         # a later estimate does not change the cost of earlier steps

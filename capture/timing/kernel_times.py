@@ -62,9 +62,7 @@ class KernelTimes:
         self.forget()
 
     def forget(self) -> None:
-        """Forget the profile and all calls and records, without using the accelerator; a forked process calls this
-        too.
-        """
+        """Forget the profile, calls and records without using the accelerator; a forked process calls this too."""
         self._profile: ActivityProfile | None = None
         self._signatures: set[int] = set()
         self._devices: set[torch.device] = set()

@@ -406,8 +406,7 @@ HANGS = "it takes too long"
 
 
 def try_all(trials: Sequence[Callable[[], Any]]) -> Iterator[tuple[Any, str]]:
-    """Run functions in child processes; yield each result, converted to JSON types, and its error, else an empty
-    string.
+    """Run functions in child processes; yield each one's result as JSON types, and its error or an empty string.
 
     Call this before the process starts an accelerator or a capture, because the forked children inherit both.
     """
@@ -508,8 +507,8 @@ def schema_entry(function: Any, indices: Mapping[torch.dtype, int]) -> OperatorE
 
 
 def find_samples(function: Any, seed: int) -> dict[str, int]:
-    """Return, by name of the dtype, the index in `schema_samples` of a sample that runs; raise an error if there is
-    none.
+    """Return, by name of the dtype, the index in `schema_samples` of a sample that runs; raise an error if none
+    does.
     """
     indices: dict[str, int] = {}
     failures: list[Exception] = []
