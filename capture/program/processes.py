@@ -108,7 +108,7 @@ class ChildFiles:
 
 
 class ForkWatch:
-    """Calls the function `forked` in every child that the process forks, and `ended` when such a child ends.
+    """While active, calls `forked` in every child that the process forks, and `ended` when such a child ends.
 
     A child that ends without Python's cleanup, as by `os._exit`, does not call `ended`. A worker of a
     `multiprocessing.Pool` usually ends in this way, and therefore calls `between` before it sends the result of a task.

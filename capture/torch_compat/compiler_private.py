@@ -155,11 +155,13 @@ def modes_hidden_from_compiler() -> Iterator[None]:
 _runs_compiled_code = _places.take(
     "torch.utils._python_dispatch.TorchDispatchMode.ignore_compile_internals",
     None,
-    "such modes are declared as torch's own, and run with its compiler disabled",
+    "the capture's modes are declared as torch's own, and run with torch's compiler disabled",
 )
-_disable_dynamo = _places.take("torch._disable_dynamo", lambda function: function, "the compiler may trace such modes")
+_disable_dynamo = _places.take(
+    "torch._disable_dynamo", lambda function: function, "the compiler may trace the capture's modes"
+)
 _skip_code = _places.take(
-    "torch._C._dynamo.eval_frame.skip_code", lambda code: None, "nothing is lost: versions without it know such modes"
+    "torch._C._dynamo.eval_frame.skip_code", lambda code: None, "nothing is lost: other versions do not need it"
 )
 
 
@@ -183,10 +185,10 @@ def leave_compiled(mode: type[TorchDispatchMode]) -> None:
 _sees_higher_order = _places.take(
     "torch.utils._python_dispatch.TorchDispatchMode.supports_higher_order_operators",
     None,
-    "each operator that takes functions gets a rule for each of our modes",
+    "each higher-order operator gets a rule for each mode of a capture",
 )
 _higher_order: Mapping[str, Any] = _places.take(
-    "torch._ops._higher_order_ops", {}, "no rules: programs with such operators fail if torch requires one"
+    "torch._ops._higher_order_ops", {}, "programs with higher-order operators fail if torch requires rules for modes"
 )
 
 
@@ -201,7 +203,7 @@ def _run_higher_order(operator: Any, mode: Any, *args: Any, **kwargs: Any) -> An
     return mode.__torch_dispatch__(operator, (), args, kwargs)
 
 
-_NOT_INSIDE = "the calls that such operators make are not recorded"
+_NOT_INSIDE = "calls inside higher-order operators are not recorded"
 _HigherOrder: Any = _places.take("torch._ops.HigherOrderOperator", (), _NOT_INSIDE)
 _keys_of = _places.take("torch._ops._compute_keyset", None, _NOT_INSIDE)
 _resolve = _places.take("torch._ops.resolve_key", None, _NOT_INSIDE)
@@ -246,7 +248,9 @@ def _under_modes(code: FunctionType) -> Callable[..., Any]:
 _COMPILES = "disable_cache_limit"
 _UTILS = "torch._dynamo.utils"
 _compiles = _places.take_later(
-    f"{_UTILS}.{_COMPILES}", None, "their functions are not compiled: torch finds no gradients of some of them"
+    f"{_UTILS}.{_COMPILES}",
+    None,
+    "functions passed to higher-order operators are not compiled, and some have no gradients",
 )
 
 

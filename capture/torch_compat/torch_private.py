@@ -35,7 +35,7 @@ current_autograd_node: Callable[[], Any] = _places.take(
 )
 
 sequence_number: Callable[[], int] = _places.take(
-    "torch._C._autograd._get_sequence_nr", lambda: 0, "calls of a backward pass have no pair in the forward one"
+    "torch._C._autograd._get_sequence_nr", lambda: 0, "calls of a backward pass do not refer to forward calls"
 )
 
 # returns the device type of a third-party backend
@@ -56,7 +56,7 @@ storage_address: Callable[[torch.Tensor], int] = _places.take(
     "torch._C._storage_address", _storage_address, "a Python object of the storage is created to read its address"
 )
 
-_NEVER_ABSENT = "none: a capture cannot begin"
+_NEVER_ABSENT = "captures cannot begin"
 
 # returns the address of a storage object and reserves it until `unpin`, without keeping the memory alive
 pin: Callable[[torch.UntypedStorage], int] = _places.take("torch.UntypedStorage._weak_ref", None, _NEVER_ABSENT)
@@ -107,7 +107,9 @@ without_functions: Callable[[], AbstractContextManager[Any]] = _places.take(
 
 
 _has_kernel: Callable[[str, str], bool] = _places.take(
-    "torch._C._dispatch_has_kernel_for_dispatch_key", lambda name, key: True, "results that are views are looked up"
+    "torch._C._dispatch_has_kernel_for_dispatch_key",
+    lambda name, key: True,
+    "results that are views are recognized by their memory",
 )
 
 
@@ -260,7 +262,7 @@ _transforms = _places.take(
 )
 # torch's public function for this emits a warning
 _is_traced_by_fx = _places.take(
-    "torch.fx._symbolic_trace._get_is_fx_tracing", _fx_flag, "the flag of older versions, in the same module"
+    "torch.fx._symbolic_trace._get_is_fx_tracing", _fx_flag, "a flag of older versions is read instead"
 )
 
 
@@ -328,7 +330,10 @@ MODULE_CALLS = frozenset(function.__code__ for function in (_wrapped_call, _call
 
 
 def _queries(**names: str) -> dict[str, Callable[..., Any]]:
-    functions = {use: _places.take(f"torch._C.{name}", None, "torch's public functions") for use, name in names.items()}
+    functions = {
+        use: _places.take(f"torch._C.{name}", None, "torch's public functions are called")
+        for use, name in names.items()
+    }
     return {use: function for use, function in functions.items() if function is not None}
 
 
@@ -344,9 +349,7 @@ _CURRENT_DEVICE = _queries(current_device="_accelerator_getDeviceIndex")
 
 
 def stream_queries(kind: str) -> dict[str, Callable[..., Any]]:
-    """Return torch's C functions to use in place of public ones, by the attribute of `DeviceQueries` that holds
-    each.
-    """
+    """Return torch's C functions to use in place of public ones, by attribute of `DeviceQueries`."""
     if kind in _STREAM_QUERIES:
         return _STREAM_QUERIES[kind]
     return _CURRENT_DEVICE if kind == out_of_tree_device() else {}

@@ -60,8 +60,8 @@ class Blocks:
         self._first_pair, self._described = FIRST_PAIR, np.empty((0, 5), dtype=np.int64)
 
     def take(self, room: int | None = None) -> list[ThreadCalls]:
-        """Remove the calls that all threads have collected, and return them, except calls of graphs, in parts of at
-        most `BLOCK` calls of one thread.
+        """Remove and return the calls of all threads, except calls of graphs, in parts of at most `BLOCK` calls of a
+        thread.
 
         room : maximum number of calls to take in total, or None for all
         """
@@ -225,9 +225,7 @@ class Blocks:
             table.pop(number, None)
 
     def running(self) -> Iterator[Record]:
-        """Yield a record for each running call, outermost first, and before it one for its thread if the file lacks
-        that.
-        """
+        """Yield a record for each running call, outermost first, after one for its thread if the file lacks that."""
         for mode, entered in self.entered():
             yield from self._thread(mode)
             yield replace(entered, thread=self._threads[mode.number])

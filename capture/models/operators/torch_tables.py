@@ -172,7 +172,7 @@ MOST_SAMPLES = 200  # maximum number of samples drawn per operator and dtype
 
 _INVOCATIONS = "torch.testing._internal.common_methods_invocations"
 _OPTIMIZERS = "torch.testing._internal.common_optimizers"
-_NO_SAMPLES = "its operators have the samples that their schemas allow"
+_NO_SAMPLES = "these operators only have sample inputs generated from their schemas"
 
 _operators = _places.take_later(f"{_INVOCATIONS}.op_db", (), _NO_SAMPLES)
 _foreach_tables = [
