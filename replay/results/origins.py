@@ -24,15 +24,17 @@ _NAMED = 3  # number of machines that a header lists by name
 @dataclass(frozen=True, slots=True)
 class MachineColumns(Columns):
     machine: str | None = column("name of the machine that measured the row: `$OPGRIP_MACHINE`, or the host name")
-    machine_kind: str | None = column("model of that machine; only rows of the same kind are merged and compared")
+    machine_kind: str | None = column(
+        "kind of that machine, such as its accelerator and processors; only rows of one kind are merged"
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
     """The machine on which rows were measured.
 
-    kind : accelerator, processor, and number of processors that the replay may use; rows from different kinds are
-        neither merged nor compared
+    kind : accelerator, processor, and number of processors that the replay may use; rows from different kinds are not
+        merged
     """
 
     name: str

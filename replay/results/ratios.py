@@ -32,7 +32,7 @@ GROUPS: dict[str, Callable[[Result], str]] = {
 def shares_by(row: Result, by: str) -> dict[str, float]:
     """Return the share of a row's calls in each group, by group name; the shares add up to 1.
 
-    by : a name in `GROUPS`; or `phase`; or `module` or `line` to group by call site, separately for each trace
+    by : `op`, `family`, `mode` or `phase`; or `module` or `line`, whose groups are separate for each trace
     """
     if by in GROUPS:
         return {GROUPS[by](row): 1.0}

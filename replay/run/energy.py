@@ -180,8 +180,8 @@ SIZE, WARM_UP_BLOCK_S = 1024, 0.01
 
 @cache
 def warm_up(device: str, seconds: float) -> None:
-    """Keep a GPU busy for some time, because the clock of an idle GPU takes tenths of a second to rise. Later calls for
-    the same device do nothing.
+    """Keep a GPU busy for some time, because the clock of an idle GPU takes tenths of a second to rise. Later calls
+    with the same arguments do nothing.
     """
     # this module is imported to print the help
     import torch

@@ -166,7 +166,7 @@ class FaultCount:
         return faults() - self._before.ru_minflt
 
     def were_slow(self, duration_ns: float) -> bool:
-        """Return True if the page faults took at least twice as long as usual, and at least `SLOW_TICKS` longer."""
+        """Return True if page faults took at least twice as long as usual, and `SLOW_TICKS` kernel ticks longer."""
         fault_ns = usual_fault_ns()
         usual_ns = None if fault_ns is None else fault_ns * self.faults
         if usual_ns is None or duration_ns < SLOW * usual_ns / torch.get_num_threads():

@@ -27,7 +27,7 @@ class Samples:
     fewest : minimum number of runs, unless the time budget is too short
     in_order : times of all runs in ns, in the order of the runs
     dropped : number of runs not kept, because processor, device or memory were slow, or other processes used the cores
-    slowed : number of runs kept although the processor or device was slowed down or in use
+    slowed : number of runs kept although the processor or device was slowed down or used by others
     contended : (stratum, time) of runs during which other processes used the cores; they only count if `is_contended`
     is_contended : True if contended runs are used because there are too few others
     spent_ns : time of the runs and of the work between them, in ns
