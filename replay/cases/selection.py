@@ -29,7 +29,7 @@ ALL_EXCLUDED = ("--exclude-op excludes all cases", "exclude fewer")
 @titled("cases")
 @dataclass(frozen=True, slots=True)
 class Selection(Cut):
-    """Options that select calls of a trace, or samples, by name patterns with wildcards."""
+    """Options that select cases: calls of a trace, or samples."""
 
     unit: str = option(
         CALL,

@@ -1,7 +1,8 @@
 """A script that prints the kernels in a report of Nsight Compute, read with the Python module `ncu_report`.
 
-The module loads a library that may crash, so the script runs in a separate process and does not import opgrip. Source:
-https://docs.nvidia.com/nsight-compute/PythonReportInterface/index.html
+The module loads a library that may crash, so the script runs in a separate process and does not import opgrip.
+
+Source: https://docs.nvidia.com/nsight-compute/PythonReportInterface/index.html
 """
 
 from __future__ import annotations
