@@ -24,9 +24,7 @@ _NAMED = 3  # number of machines that a header lists by name
 @dataclass(frozen=True, slots=True)
 class MachineColumns(Columns):
     machine: str | None = column("name of the machine that measured the row: `$OPGRIP_MACHINE`, or the host name")
-    machine_kind: str | None = column(
-        "kind of that machine, such as its accelerator and processors; only rows of one kind are merged"
-    )
+    machine_kind: str | None = column("kind of that machine, such as its accelerator; only rows of one kind are merged")
 
 
 @dataclass(frozen=True, slots=True)

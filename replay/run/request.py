@@ -95,7 +95,7 @@ TORCH = "torch"  # key of the torch version in an identity
 class RunLimits:
     timeout: float = option(
         120.0,
-        "end a case if one run takes longer; with --sequence, if one call does (default: %(default)g)",
+        "end a case if one run takes longer than this; with --sequence, if one call does (default: %(default)g)",
         parse=seconds,
         metavar="SECONDS",
         role=EFFORT,
