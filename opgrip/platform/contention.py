@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter_ns, process_time_ns
+from time import perf_counter_ns, process_time_ns, sleep, thread_time_ns
 
 import numpy as np
 import torch
@@ -26,6 +26,10 @@ SHARE = 0.05
 # time in ns that a thread may wait for a processor when it wakes up; ten microseconds are normal on a quiet machine
 WAKING_NS = 100_000
 MOST_BY_OTHERS = 0.1  # share of this process's processors that other programs may use
+# unit of /proc/stat in ns, and error, in such units, of the time that other programs used processors
+STAT_NS, STAT_ERROR = 1_000_000_000 // os.sysconf("SC_CLK_TCK"), 2
+# longest time in ns to wait for other threads, interval in ns of looking, and share of a processor they may use then
+SPIN_NS, LOOK_NS, MOST_SPINNING = 20_000_000, 50_000, 0.1
 # intervals in ns of listing threads, and of reading /proc/stat, which counts in steps of 10 ms
 THREADS_NS, OTHERS_NS = 50_000_000, 200_000_000
 # WARM_NS: time in ns after a switch to another process from which on a run is no longer slower because of the switch
@@ -83,6 +87,8 @@ class Contention:
         self._listed_ns = perf_counter_ns()
         self._usage = self._read_usage()
         self._others = self._stolen = 0.0
+        # until the time of others is known, they are blamed for each wait
+        self._are_others_busy = True
         self._list_threads()
         self._asked = self.read()
 
@@ -107,8 +113,8 @@ class Contention:
         )
 
     def is_contended(self, since: Waits | None = None, run_ns: float | None = None) -> bool:
-        """Return True if the measured threads waited too long for a processor in a period that ends now, or if a
-        hypervisor recently took too much time.
+        """Return True if in a period that ends now the measured threads waited too long for a processor while other
+        programs used processors, or if a hypervisor recently took too much time.
 
         since : waits read at the start of the period; None if the period began with the previous call of this method
         run_ns : duration of the measured run within the period; None for the whole period
@@ -122,6 +128,9 @@ class Contention:
         if (self._threads or torch.get_num_threads()) > len(os.sched_getaffinity(0)):
             # the threads also wait for each other
             return self._others > MOST_BY_OTHERS
+        if not self._are_others_busy:
+            # the threads waited for each other
+            return False
         time_ns, count = waits.time_ns - since.time_ns, waits.count - since.count
         return time_ns - WAKING_NS * count > SHARE * run_ns if self._files else count > 0
 
@@ -134,7 +143,7 @@ class Contention:
         start = marks[-1]
         if self.is_contended(start, run_ns):
             return True
-        if run_ns >= RARE * WARM_NS:
+        if run_ns >= RARE * WARM_NS or not self._are_others_busy:
             return False
         since = next((mark for mark in reversed(marks) if mark.at_ns <= start.at_ns - WARM_NS), marks[0])
         waited_ns, waits = start.time_ns - since.time_ns, start.count - since.count
@@ -182,10 +191,10 @@ class Contention:
             span_ns = (usage.at_ns - before.at_ns) * len(os.sched_getaffinity(0))
             others_ns = usage.busy_ns - before.busy_ns - (usage.own_ns - before.own_ns)
             self._others, self._stolen = others_ns / span_ns, (usage.stolen_ns - before.stolen_ns) / span_ns
-            self._usage = usage
+            busy_ns = MOST_BY_OTHERS * (usage.at_ns - before.at_ns) + STAT_ERROR * STAT_NS
+            self._usage, self._are_others_busy = usage, others_ns > busy_ns
 
     def _read_usage(self) -> Usage | None:
-        tick_ns = 1e9 / os.sysconf("SC_CLK_TCK")
         names = {f"cpu{number}" for number in os.sched_getaffinity(0)}
         busy = stolen = 0
         try:
@@ -198,7 +207,23 @@ class Contention:
         except (OSError, ValueError):
             return None
         own_ns = process_time_ns() + (0 if self._workers is None else self._work_ns)
-        return Usage(perf_counter_ns(), busy * tick_ns, stolen * tick_ns, own_ns)
+        return Usage(perf_counter_ns(), busy * STAT_NS, stolen * STAT_NS, own_ns)
+
+
+def let_threads_sleep() -> None:
+    """Wait until the other threads of this process use no processor.
+
+    After a parallel operator, the threads of a pool wait for the next one for milliseconds without leaving their
+    processor: the threads of another pool, or of another process, would have to share it with them.
+    """
+    began = perf_counter_ns()
+    others_ns, until_ns = process_time_ns() - thread_time_ns(), began + SPIN_NS
+    while began < until_ns:
+        sleep(LOOK_NS / 1e9)
+        now, before_ns, others_ns = perf_counter_ns(), others_ns, process_time_ns() - thread_time_ns()
+        if others_ns - before_ns <= MOST_SPINNING * (now - began):
+            return
+        began = now
 
 
 def _waits_in(file: int) -> tuple[int, int, int]:

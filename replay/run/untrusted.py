@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from opgrip.errors import UserError
+from opgrip.platform.contention import let_threads_sleep
 from opgrip.platform.sandbox import Child, Ended, check_bubblewrap
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.functions import strided_spec
@@ -346,6 +347,7 @@ class UntrustedCall:
         process.ask(request)
         for offset, storage in self._places:
             process.shared(offset, storage.nbytes()).copy_(memory_of(storage))
+        let_threads_sleep()
         answer = process.ask({"do": "run", "seed": torch.initial_seed()})
         if not isinstance(answer, list) or not answer or type(answer[0]) is not int:
             raise WrongResultError("its process did not send how long the run took and where its results are in memory")

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from opgrip.platform.activity_records import recorded_work
-from opgrip.platform.contention import Contention, Waits
+from opgrip.platform.contention import Contention, Waits, let_threads_sleep
 from opgrip.platform.sandbox import IDLE
 from opgrip.replay.cases.preceding_calls import BEFORE, CallPosition
 from opgrip.replay.operators.contexts import restored
@@ -92,6 +92,7 @@ class Measurer:
         self._pending_ns = 0.0
         self._watchful_until_ns = 0
         self._recent_waits: deque[Waits] = deque(maxlen=BEFORE + 1)
+        self._runtime = ""
         self._needs_untimed_runs = is_accelerator(stopwatch.device)
         self._records_work = records
         self._is_throttled = is_throttled
@@ -255,6 +256,7 @@ class Measurer:
             if before is None or before.failure is not None:
                 continue
             self._announce(number, NO_ROW)
+            self._take_turns(before)
             self._note_waits()
             try:
                 before.run_before(self._random)
@@ -265,6 +267,9 @@ class Measurer:
 
     def _run(self, function: TimedFunction, place: CallPosition = NOWHERE) -> None:
         self._announce(function.number, function.row)
+        began = perf_counter_ns()
+        self._take_turns(function)
+        function.samples.spent_ns += perf_counter_ns() - began
         is_watchful = self._note_waits()
         try:
             stratum, time_ns = function.time(self._stopwatch, self._flush, place.recent)
@@ -278,6 +283,12 @@ class Measurer:
         run = Run(stratum, time_ns, function.round, function.arrangement)
         self._pending.append((function, run, is_contended))
         self._pending_ns += runs_ns
+
+    def _take_turns(self, function: TimedFunction) -> None:
+        runtime = "" if function.in_torch else function.category
+        if runtime != self._runtime:
+            self._runtime = runtime
+            let_threads_sleep()
 
     def _note_waits(self) -> bool:
         is_watchful = perf_counter_ns() < self._watchful_until_ns

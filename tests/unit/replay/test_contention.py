@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
 from contextlib import closing
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ import torch
 from others import busy_processors
 
 from opgrip.platform import contention
-from opgrip.platform.contention import Contention
+from opgrip.platform.contention import Contention, let_threads_sleep
 
 MS = 1_000_000
 
@@ -117,8 +119,29 @@ def test_workers_are_watched_instead_and_are_not_other_programs(machine: Machine
         machine.passes(300 * MS, busy_ticks=30)
         assert (watch.is_shared, watch.has_room) == (False, True)
         counts.write_text(f"0 {100 * MS} 1\n")
-        machine.passes(100 * MS)
+        machine.passes(300 * MS, busy_ticks=30)
         assert watch.is_contended()
+
+
+def test_own_threads_that_wait_for_each_other_are_not_contention(machine: Machine, tmp_path: Path) -> None:
+    with closing(Contention(tmp_path)) as watch:
+        machine.passes(300 * MS, waited_ns=100 * MS, waits=1, busy_ticks=2 // len(os.sched_getaffinity(0)))
+        assert not watch.is_contended()
+        assert not watch.is_run_contended([watch.read()], MS)
+        machine.passes(300 * MS, waited_ns=100 * MS, waits=1, busy_ticks=15)
+        assert watch.is_contended()
+
+
+@pytest.mark.alone
+def test_threads_of_a_pool_sleep_before_those_of_another_run() -> None:
+    ended: list[bytes] = []
+    for count in range(1, 6):
+        # releases the lock, and uses a processor for some milliseconds as a waiting thread of a pool does
+        threading.Thread(target=lambda: ended.append(sha256(bytes(4 << 20)).digest())).start()
+        let_threads_sleep()
+        if len(ended) == count:
+            return
+    pytest.fail("a thread still ran")
 
 
 def test_other_programs_on_the_real_machine_are_detected() -> None:
