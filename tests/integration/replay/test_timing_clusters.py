@@ -220,4 +220,4 @@ def test_doubtful_captured_time_is_marked_and_the_mark_explained(
     text = io.StringIO()
     print_results([empty_row(case, way, settings)], text)
     assert (DOUBTFUL in text.getvalue()) is is_marked
-    assert (f"{DOUBTFUL} doubtful: a single call" in text.getvalue()) is is_marked
+    assert (f"{DOUBTFUL} doubtful: from a single call" in text.getvalue()) is is_marked
