@@ -1,4 +1,4 @@
-"""A sample's folder: its module, which is checked to run without the program, its recorded calls, and its tags."""
+"""A sample's folder: the module, its check in a process without the program, the recorded calls, and the tags."""
 
 from __future__ import annotations
 

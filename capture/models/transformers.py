@@ -115,7 +115,7 @@ def loss_of(output: Any) -> torch.Tensor:
     for value in tree_leaves(values):
         if isinstance(value, torch.Tensor) and value.requires_grad:
             return value.float().mean()
-    raise UserError("the model returned nothing to train on", "choose --run predict")
+    raise UserError("the model returned no tensor that requires a gradient", "choose --run predict")
 
 
 EXTRA = "transformers"

@@ -357,7 +357,7 @@ def _renew() -> None:
 def listen_to(number: signal.Signals) -> None:
     """Record the next steps whenever a signal arrives, and report each recording on stderr.
 
-    Raises `UserError` if the program already handles that signal, or this is not its main thread.
+    Raises `UserError` if the program already handles that signal, or if this is not called in the main thread.
     """
     if threading.current_thread() is not threading.main_thread():
         raise UserError(
@@ -453,8 +453,7 @@ def step() -> None:
 class Triggered:
     """A recording that the program requested with `trigger`.
 
-    result : facts about the recording: `file`, `steps`, `calls` and others; None while it runs, and if it could not
-        begin
+    result : facts about the recording: `file`, `steps`, `calls` and others; None while it runs, and after an error
     problem : reason why the recording failed, or None
     """
 

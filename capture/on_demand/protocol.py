@@ -197,9 +197,9 @@ def lines_of(result: Mapping[str, Any]) -> list[str]:
 
 
 def make_folder() -> Path:
-    """Return this user's private folder for sockets: the first of several that exists or can be created.
+    """Return this user's private folder for sockets: the first of several that can be used or created.
 
-    Raises `UserError` if none of them can be used.
+    Raises `UserError` if there is none.
     """
     problem: UserError | None = None
     for folder in _own_folders(os.geteuid()):

@@ -184,7 +184,7 @@ class Collector(ItemTable):
         if imported is not None:
             return imported
         if isinstance(thing, ModuleType):
-            return self.add_refused(f"the module {thing.__name__} is used as a value")
+            return self.add_refused(f"code uses the module {thing.__name__} itself, not only its attributes")
         if meaning.treatment is Treatment.IMPORT:
             return self.add_refused(f"{name} of {module_of(thing)} cannot be imported by name")
         return self._value(thing, name, piece, meaning.attribute_count)
@@ -357,7 +357,9 @@ def is_special(cls: type, name: str) -> bool:
 
 
 def overrides(cls: type, name: str) -> bool:
-    """Return True if method `name` of `cls` overrides one of an imported base class; False for modules of torch.nn."""
+    """Return True if `cls` overrides the method `name` of an imported base class; False for `__*`, and in torch.nn
+    modules.
+    """
     bases = [base for base in cls.__mro__ if not is_taken(base) and base not in NO_BASES]
     # modules have too many such methods
     return torch.nn.Module not in bases and not name.startswith("__") and any(name in vars(base) for base in bases)

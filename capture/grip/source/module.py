@@ -648,7 +648,7 @@ def objects_of(gripped: Gripped) -> Iterator[Any]:
 
 def _reason(way: Sequence[SampleItem]) -> str:
     through = " -> ".join(dict.fromkeys(_label(item) for item in way if item.name))
-    return f"{way[-1].refusal} (by way of {through})"
+    return f"{way[-1].refusal} (needed through {through})"
 
 
 def _label(item: SampleItem) -> str:

@@ -113,7 +113,9 @@ Sizes = Callable[[int], int]
 
 
 def enlarge(entry: OperatorEntry, sample: Arguments) -> Iterator[Arguments]:
-    """Yield a copy with all sizes enlarged, except for categories in `OF_BATCH`, and one with a larger batch."""
+    """If possible, yield a copy with all sizes enlarged (not for categories in `OF_BATCH`) and one with a larger
+    batch.
+    """
     largest = max(_dense_tensors(sample), key=lambda tensor: tensor.numel(), default=None)
     if largest is None or not largest.numel():
         return
@@ -127,7 +129,9 @@ def enlarge(entry: OperatorEntry, sample: Arguments) -> Iterator[Arguments]:
 
 
 def draw(entry: OperatorEntry, sample: Arguments) -> Iterator[Arguments]:
-    """Yield a copy with random sizes, except for categories in `OF_BATCH`, and one with a batch enlarged at random."""
+    """If possible, yield a copy with random sizes (not for categories in `OF_BATCH`) and one with a random, larger
+    batch.
+    """
     drawn: dict[int, int] = {}
 
     def size_of(size: int) -> int:

@@ -276,5 +276,5 @@ def test_unused_members_that_cannot_be_extracted_are_left_out_with_a_reason(
     )
     made = extract(main.code, (main.Coder(1.0), torch.ones(3)))
     assert "def reset(self)" not in made.text
-    reason = "it calls exec(), which looks up names while it runs (by way of Coder.reset -> Coder._made -> exec)"
+    reason = "it calls exec(), which looks up names while it runs (needed through Coder.reset -> Coder._made -> exec)"
     assert made.left_out == {"Coder.reset": reason}
