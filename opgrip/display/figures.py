@@ -104,7 +104,7 @@ def label_axis(axis: Axis, name: str, unit: str = "", scale: float = 1.0, least:
 
     unit : the unit without prefix, such as `s`
     scale : factor that converts the plotted values to `unit`, such as 1e-6 for values in us and the unit s
-    least : plotted values below this have no number
+    least : smallest plotted value that gets a number on the axis
     """
     ticker = needed("matplotlib.ticker", "plot")
     prefixes = ticker.EngFormatter(unit)

@@ -68,7 +68,7 @@ _sleep = _places.take("torch.cuda._sleep", None, "the first calls of a captured 
 
 
 def launch_nothing(kind: str) -> bool:
-    """Launch empty kernels, so that the first recorded ones are not the program's; return False if impossible."""
+    """Launch empty kernels, because a profile may lose its first ones; return False if this is impossible."""
     if kind != "cuda" or _sleep is None:
         return False
     for _ in range(FIRST_KERNELS):

@@ -172,8 +172,8 @@ def bind(name: str, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
 def registered(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], losses: Losses) -> Bound:
     """Return the call of the overload that a file names or, if this torch lacks it, of one that accepts the arguments.
 
-    Older versions of torch had overloads that were replaced later, such as `aten.sum.SymInt`. Unknown operators keep
-    their names. Devices may be strings.
+    Older versions of torch had overloads that were replaced later, such as `aten.sum.SymInt`. A call that no overload
+    accepts keeps its name. Devices may be strings.
 
     losses : receives a note about each replaced overload, in `losses.defaults`
     """

@@ -144,7 +144,8 @@ class Scope:
     module_type : class name of that module; empty outside of all modules
     phase : `forward`, `backward` or `optimizer`
     inside : function that made the call instead of the program itself: an extension function, a Triton kernel, an
-        operator that launches one, a gripped function, an operator that takes functions, or a compiled region
+        operator that launches one, a gripped function, an operator that takes functions, or a compiled region; None for
+        other calls
     gripped : True if `inside` is a gripped function or an operator that takes functions, whose inner calls are recorded
         as calls of the program
     function, file, line : innermost frame of the program outside of torch; empty if there is none
@@ -366,7 +367,7 @@ class Kernels:
 
     signature : number of the signature
     names : names reported by the accelerator's driver
-    launches, device_ns : number of launches and total time of each
+    launches, device_ns : number of launches and total time for each name
     """
 
     signature: Public[Int64]

@@ -100,7 +100,9 @@ class TensorSpec:
 
     @property
     def extent(self) -> int:
-        """Number of bytes from the start of the storage to the end of the tensor; 0 for layouts without strides."""
+        """Number of bytes from the start of the storage to the end of the tensor; 0 if it is empty or has no
+        strides.
+        """
         if 0 in self.shape or self.stride is None:
             return 0
         last = self.offset + sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
@@ -212,7 +214,7 @@ def bounding_shape(sizes: list[list[int]] | tuple[tuple[int, ...], ...], dimensi
 
 
 def memory_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype with which a tensor's memory can be accessed; integers for quantized and bits dtypes."""
+    """Return a dtype with which a tensor's memory can be accessed, such as an integer dtype for a quantized one."""
     if _BITS.fullmatch(str(dtype)):
         return torch.uint8 if dtype.itemsize == 1 else torch.int16
     return QUANTIZED.get(dtype, dtype)

@@ -104,8 +104,8 @@ class CallSource:
         return totals, counts
 
     def changes_by(self, times_ns: Mapping[int, float], signatures: Iterable[Signature]) -> dict[int, float]:
-        """Return, by signature, how its total device time changes, as a factor, if launches of CUDA graphs are divided
-        among their calls in proportion to `times_ns`.
+        """Return, by signature, the factor by which its total device time changes if the time of launches of CUDA
+        graphs is divided among the graphs' calls in proportion to `times_ns`.
 
         times_ns : time of a call by signature; graphs that contain a signature without a time keep the estimate
         """

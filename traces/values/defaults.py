@@ -195,7 +195,7 @@ def default_values(
 
     args, kwargs : nested values and `TensorSpec`
     outputs : outputs of the call if they are known, for example to find how many elements a mask selects
-    first : number of the first model; it is negative, because numbers in a trace are not, and further numbers decrease
+    first : number of the first model; the others get lower numbers, all negative, unlike the numbers in a trace
     """
     names = [name for name, _ in schema_arguments(op)]
     call = {**dict(zip(names, args, strict=False)), **kwargs}

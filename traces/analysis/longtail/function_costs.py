@@ -1,9 +1,9 @@
 """Time in and between the operators of a function, corrected for the cost of the capture and for interruptions.
 
 Recording a call of a known signature costs some microseconds, which are subtracted (`CaptureCost`). Recording a new
-signature, or inspecting the values of a later call, lengthens the gap between two calls much more. Therefore a gap
-counts at most with the typical gap between the same two calls, and perturbed calls only if there are no others. A call
-on an accelerator counts with its device time only, because the host runs ahead of the device.
+signature, or inspecting the values of a later call, lengthens the gap between two calls much more. Therefore at most
+the typical gap between two calls is counted, and perturbed calls are used only if there are no others. A call on an
+accelerator counts with its device time only, because the host runs ahead of the device.
 """
 
 from __future__ import annotations

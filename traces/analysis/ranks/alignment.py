@@ -46,7 +46,7 @@ class Events:
     signature : number of the call's signature
     ordinal : number of earlier collectives in the same group
     start_ns, launched_ns : start and end of the call
-    wait_ns, end_ns : times at which the program began to wait for the collective and continued, or `UNKNOWN`
+    wait_ns, end_ns : times at which the program began to wait for the collective, and continued after it; or `UNKNOWN`
     """
 
     signature: Integers

@@ -181,8 +181,8 @@ class NameHasher:
         return f"{self.file(file)}:{self.line(file, line)} {self.function(function)}"
 
     def operator(self, op: str, kind: str = "") -> str:
-        """Return an operator's name with the parts hashed that belong to the program, such as the name of one of its
-        functions that was recorded with `--grip`.
+        """Return an operator's name in which parts that belong to the program are hashed, such as the name of a
+        function of the program that was recorded with `--grip`.
 
         kind : kind of the signature, such as `FUNCTION`
         """

@@ -207,7 +207,7 @@ def _schema(op: str) -> tuple[str, SchemaText, dict[str, Any]]:
 
 
 def range_of(model: ValueModel | None, spec: TensorSpec) -> Range | None:
-    """Return the smallest and largest value that a value model can draw for a tensor of integers.
+    """Return the smallest and largest value that a value model can draw for a tensor of integers or booleans.
 
     None for other dtypes, and for a model without bounds.
     """
