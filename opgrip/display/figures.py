@@ -40,7 +40,7 @@ DOTS_PER_INCH, PIXELS_PER_INCH = 150, 100
 
 
 def check_plottable(path: Path) -> None:
-    """Raise `UserError` if a path does not end like an image that can be written, or if matplotlib is not installed."""
+    """Raise `UserError` if a path lacks the suffix of a supported image format, or if matplotlib is not installed."""
     if path.suffix.removeprefix(".") not in METADATA:
         names = ", ".join(f".{kind}" for kind in METADATA)
         raise UserError(

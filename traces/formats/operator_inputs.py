@@ -128,7 +128,7 @@ def parse_call(text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def literal(node: ast.expr) -> Any:
-    """Return the value of a parsed expression in the notation of these files, or raise `ValueError`."""
+    """Return the value of a parsed expression in the notation of these files."""
     match node:
         case ast.Constant(value=int() as value) if value >= LARGEST:
             raise ValueError(f"an integer has {value.bit_length()} bits, more than 64")

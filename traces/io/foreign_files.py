@@ -98,7 +98,7 @@ class ForeignFile:
     capture: Path | None = None
 
     def indices(self, count: int, most: int) -> Sequence[int]:
-        """Return the indices of the selected cases, out of `count`. Raises `UserError` for none or too many."""
+        """Return the indices of selected cases, out of `count`; raise `UserError` if none or too many are selected."""
         size = self.cut.size(count)
         if size > most and not self.unbounded:
             raise UserError(

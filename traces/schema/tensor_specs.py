@@ -143,7 +143,7 @@ class Compressed:
 
     In layouts that are compressed by column, columns take the place of rows.
 
-    compressed : (*batch, rows + 1), start of each row in `plain`; drawn from the lengths of rows
+    compressed : (*batch, rows + 1), start of each row in `plain`
     plain : (*batch, nnz), column of each element
     values : (*batch, nnz, *block, *dense dimensions), the elements
     """

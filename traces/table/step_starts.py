@@ -59,8 +59,7 @@ class _Thread:
 
 
 def unfinished_calls(entered: Mapping[int, list[Entered]], source: Iterable[CallBlock]) -> list[Entered]:
-    """Return the calls in `entered` that never ended, the last ones of their threads; `source` has the calls that
-    ended.
+    """Return the calls in `entered` that never ended, the last of their threads; `source` has the calls that ended.
 
     A call can start later in `source` than in `entered`, because there its start excludes the capture's work.
     """

@@ -116,7 +116,7 @@ class Trace:
     Attributes
     ----------
     header : format and tool versions, devices, command, model, seed, time
-    signatures : all signatures, in the order of their first calls
+    signatures : all signatures, in file order
     scopes : the scopes that calls came from
     values : value models by number
     calls : one row per call in start order: signature, op, kind, scope, module, function, file, line, own_module,

@@ -1,7 +1,7 @@
 """Table of the value models that operators need for their arguments, and of facts that recorded outputs reveal.
 
-Most rows name a value model that is chosen for such values even without the row. `factorable` and `triangular` are only
-tried for arguments whose row names them, because fitting them is expensive.
+Most rows name a value model that `fit` chooses for such values anyway. `factorable` and `triangular` are only tried for
+arguments whose row names them, because fitting them is expensive.
 """
 
 from __future__ import annotations

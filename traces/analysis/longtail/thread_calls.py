@@ -109,8 +109,7 @@ class MadeCall:
     number : index in the trace's call table
     place : Python function that made the call; None outside functions of the program, and for communication between
         processes
-    host_ns : time on the host, as in `Trace.calls`
-    perturbed : True if the capture's own work ran right before or during the call
+    host_ns, perturbed : as in `Trace.calls`
     device_ns : time that the call kept an accelerator busy; None for a call on the host only
     inputs, outputs : numbers of the storages of its arguments and of its results
     """

@@ -247,8 +247,8 @@ def _port(message: Any, strides: Any) -> Port:
 
 
 def parse_list(text: str) -> list[Any]:
-    """Parse a list or tuple of plain Python values, which may contain further lists and tuples; all become lists. An
-    empty text is `[]`. Raises `FormatError` for any other text.
+    """Parse a list or tuple of plain Python values and further lists and tuples, which all become lists. An empty text
+    is `[]`. Raises `FormatError` for any other text.
     """
     if not text:
         return []
