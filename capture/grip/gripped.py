@@ -192,7 +192,7 @@ def tags_of(func: Any, shapes: Sequence[tuple[tuple[int, ...], bool]]) -> Iterat
 class GrippedCall:
     """A recorded call of a gripped function, with its arguments and results.
 
-    args, kwargs : copies made before the call, with the tensors' strides and requires_grad
+    args, kwargs : arguments before the call, with the tensors' strides and requires_grad
     after : copy of the arguments after the call if the call wrote into them, else None
     random_state : state of torch's CPU generator before the call, if the call drew random numbers, else None
     operators, operator_ns : number and total time of the operators that the function ran

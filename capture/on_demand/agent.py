@@ -96,7 +96,7 @@ class Agent:
         armed: Callable[[RecordingSession], None] = lambda session: None,
         waiting: Callable[[str], None] = lambda why: None,
     ) -> dict[str, Any]:
-        """Record steps as requested; return a dictionary with the trace's `file`, numbers of `steps` and `calls`, and
+        """Record steps as requested; return a dictionary with `file` (the trace), numbers of `steps` and `calls`, and
         more.
 
         armed : called with the recording once it can begin at the next step

@@ -241,7 +241,7 @@ class Capture:
         With `last`, the first two are counted in the last trace; after warm-up steps, distinct calls are counted when
         they are written, up to half a second later
     marks : number of recorded `record_function` labels
-    perturbed : number of calls that ran right after the capture's own work and are marked as perturbed
+    perturbed : number of calls that are marked as perturbed, such as those right after the capture's own work
     doubts : reasons why the measured times are doubtful, as sentences; empty on a quiet machine
     stopped : name of the limit that ended the recording before the program ended, or None
     bytes_written : number of bytes written so far, before compression; calls are written every half second

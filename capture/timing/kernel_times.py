@@ -105,7 +105,7 @@ class KernelTimes:
             self._refuse(one_line(error))
 
     def _launch_first(self) -> bool:
-        """Launch kernels of the capture, because torch's profiler may lose the first records of a window."""
+        """Launch kernels of the capture itself, because torch's profiler may lose the first records of a window."""
         kind = next(iter(recorded_activities()), None)
         # a kernel launched during a capture would become part of the program's graph
         return kind is not None and is_started(kind) and not is_capturing(kind) and launch_nothing(kind)
@@ -205,7 +205,8 @@ class KernelTimes:
         starts: Sequence[int],
         ends: NDArray[np.int64],
     ) -> None:
-        """Keep these calls, which are written now, until the records of their kernels arrive; in order for each thread.
+        """Keep calls, which are written now, until the records of their kernels arrive; each thread's calls come in
+        order.
 
         thread : number of the thread in the trace
         idents : numbers by which the accelerator's records may identify the thread

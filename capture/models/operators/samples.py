@@ -477,7 +477,7 @@ class Drawing:
 
 
 def schema_entries(functions: Iterable[Any], seed: int) -> tuple[list[OperatorEntry], dict[str, str]]:
-    """Return operators with samples that run on the CPU, and by name, the reasons why the others have no samples."""
+    """Return operators with samples that run on the CPU, and the reasons why others have no samples, by operator."""
     reasons: dict[str, str] = {}
     candidates = []
     for function in functions:
@@ -511,9 +511,7 @@ def schema_entry(function: Any, indices: Mapping[torch.dtype, int]) -> OperatorE
 
 
 def find_samples(function: Any, seed: int) -> dict[str, int]:
-    """Return, by name of the dtype, the index in `schema_samples` of a sample that runs; raise an error if none
-    does.
-    """
+    """Return, by dtype name, the index in `schema_samples` of a sample that runs; raise an error if there is none."""
     indices: dict[str, int] = {}
     failures: list[Exception] = []
     with warnings.catch_warnings():
