@@ -103,7 +103,6 @@ def _dispatcher_name(op: str) -> str:
 
 
 def explanation(name: str, torch_calls: int, trace_calls: int) -> str | None:
-    """Return why torch's profiler and a trace differ in the number of calls of an operator; None if unknown."""
     if name.startswith("profiler::"):
         return "marks of record_function, which the profiler records in another form"
     if torch_calls < trace_calls:

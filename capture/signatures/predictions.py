@@ -105,7 +105,7 @@ class Recognizer:
 
 
 class CallNode(Recognizer):
-    """A signature at a call site, and the nodes for the calls that followed it: a node in the graph of predictions.
+    """A signature at a call site, as a node in the graph of predictions, with the nodes of the calls that followed it.
 
     after, successors : node that followed most recently, and the last few, the latest first
     turns : for each location to which the program moved after this call, the node that predicts the first call there

@@ -301,7 +301,6 @@ class GraphNodes:
         return signature in self._graphs
 
     def note(self, graph: Graph, parts: Iterable[WrittenCalls]) -> None:
-        """Remember which calls the program made while it captured a CUDA graph."""
         self._graphs[graph.signature] = _Nodes(graph.calls)
         self._calls += ((graph.signature, part) for part in parts)
 

@@ -113,7 +113,7 @@ class Namespace:
 class Meaning:
     """The object to which a free name with its attributes refers.
 
-    attribute_count : number of attributes that lead from a module of the program to `thing`
+    attribute_count : number of attributes that lead to `thing`, such as 1 for `boxes.area` if `boxes` is a module
     """
 
     treatment: Treatment
