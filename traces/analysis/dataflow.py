@@ -103,7 +103,7 @@ class DataflowStep:
 class Storage:
     """Memory that holds tensors.
 
-    bytes : from its start to the farthest end of an argument in it, or of a result if it holds no arguments
+    bytes : number from its start to the farthest end of an argument in it, or of a result if it holds no arguments
     made_by : index of the call that first returned a tensor in it; None if the first call that uses it takes it as an
         argument, as for memory from before the capture
     first, last : indices of the first and the last call that use it
@@ -267,7 +267,7 @@ class GraphFacts:
     host_ns : sum of the times of all calls on the host
     critical_path : indices of the calls in the slowest chain in which each call depends on the previous one
     critical_ns, critical_host_ns : sums of the calls' `time_ns` and `host_ns` over this chain
-    peak_bytes : maximum memory in use at once, of memory that calls in the trace created
+    peak_bytes : maximum of the memory in use that calls in the trace created
     peak_at, peak_op : index and operator of the call at which memory use is highest
     outside_bytes : memory that calls use, but no call in the trace created
     """

@@ -346,7 +346,7 @@ def _with_copied_from(args: tuple[Any, ...], work: OperatorKernels) -> tuple[Any
 
 
 def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:
-    """Write the trace's calls as a timeline for viewers such as Perfetto, with shapes of tensors as only arguments."""
+    """Write the trace's calls as a timeline for viewers such as Perfetto, with the shapes of their tensors."""
     file.writelines(line.encode() for line in timeline_lines(trace))
     for number, op in trace.calls["op"].items():
         losses.lose(int(number), str(op), "arguments except the shapes of tensors")  # type: ignore[call-overload]

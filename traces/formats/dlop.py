@@ -294,7 +294,7 @@ FUNCTIONS = {
 
 
 def calls_of_row(function: TableFunction, row: dict[str, Any], recording: MetaRecording) -> Iterator[Recorded]:
-    """Yield the operators that a function runs with the arguments in a row, or raise `Unfit` for other arguments."""
+    """Yield the operators that a function runs with a row's arguments. Raises `Unfit` if it does not accept them."""
     arguments: dict[str, Any] = {}
     for column, cell in row.items():
         name = column if column in (*function.tensors, *function.plain) else column.removesuffix(SUFFIX)

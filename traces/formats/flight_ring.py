@@ -6,8 +6,8 @@ the kind; it is written last, so that a chunk that a dying process did not compl
 
     kind     further integers            payload
     START    calls to keep, start of     none
-             the capture in ns, calls
-             that came before the file's
+             the capture in ns, number
+             of earlier calls
     LINES    bytes                       records of a trace, the header first, as JSON lines
     PAIRS    number of pairs             for each pair: its number, signature, scope and number of tensors
     CALLS    thread, calls, storages     for each call: pair, start, end and autograd's sequence number;

@@ -85,8 +85,8 @@ class ForeignFile:
     """A file of another tool that is being read.
 
     path : path of the file, or of a folder if the format consists of folders
-    losses : content of the file that the conversion drops
-    unbounded : True if the file may exceed the limits for untrusted files
+    losses : content that the conversion drops, or that the file lacks
+    unbounded : True if no limits apply, for a trusted file
     cut : selection of the cases to read, for a file whose entries each define many cases
     capture : for a profile of launches of CUDA graphs, another profile, made while the program captured these graphs
     """

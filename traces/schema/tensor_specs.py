@@ -100,9 +100,7 @@ class TensorSpec:
 
     @property
     def extent(self) -> int:
-        """Number of bytes from the start of the storage to the end of the tensor; 0 if it is empty or has no
-        strides.
-        """
+        """Number of bytes from the storage's start to the tensor's end; 0 if it is empty or has no strides."""
         if 0 in self.shape or self.stride is None:
             return 0
         last = self.offset + sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))

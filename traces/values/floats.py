@@ -267,7 +267,7 @@ class Distribution:
     whole: bool = False
 
     def draw(self, count: int, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """Return random numbers that are neither zero nor denormal; two or more include the ends of the range."""
+        """Return numbers that are neither zero nor denormal; if `count` > 1, both ends of the range are included."""
         device = generator.device
         work = torch.float64 if dtype == torch.float64 else torch.float32
         if self.shape == "quantiles" and self.quantiles is not None:

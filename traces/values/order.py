@@ -54,7 +54,7 @@ class Ordered:
         checks.flag(self.by_row, "sorted rows")
 
     def arranged(self, values: torch.Tensor, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-        """Return the values, (N,) in random order, rearranged to rise and fall between neighbours about as recorded."""
+        """Return the values, (N,) in random order, rearranged so that neighbours rise and fall about as recorded."""
         pairs = len(values) - 1
         if self.rises is None or self.falls is None or pairs < 1:
             return values

@@ -409,7 +409,7 @@ class Meetings:
 
     @property
     def sizes(self) -> Integers:
-        """(M,), number of calls of each collective, one for each rank that took part."""
+        """Number of calls of each collective, (M,): one for each rank that took part."""
         return np.diff(np.append(self.first, len(self.process)))
 
 
