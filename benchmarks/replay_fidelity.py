@@ -42,6 +42,7 @@ from opgrip.platform.activity_records import recorded_activities
 from opgrip.replay.command.replay import replay
 from opgrip.replay.inputs.input_options import KINDS, RECORDED
 from opgrip.replay.outcome import Results
+from opgrip.replay.results.fidelity import Fidelity
 from opgrip.traces import Trace, load
 from opgrip.traces.codec.record_forms import to_json
 
@@ -245,8 +246,10 @@ def time_error(captured: pd.DataFrame, times: pd.Series) -> tuple[float, int]:
     captured : number of calls and median captured time of each signature
     times : times to compare, by signature
     """
-    off = (times.reindex(captured.index).fillna(0.0) - captured["us"]).abs() * captured["count"]
-    return float(off.sum() / (captured["us"] * captured["count"]).sum()), len(captured.index.difference(times.index))
+    columns = captured["count"], captured["us"], times.reindex(captured.index).fillna(0.0)
+    fidelity = Fidelity.of([*zip(*(column.tolist() for column in columns), strict=True)])
+    assert fidelity is not None, "programs have calls with times"
+    return fidelity.error, len(captured.index.difference(times.index))
 
 
 def _worst(captured: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:

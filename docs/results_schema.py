@@ -15,6 +15,7 @@ from trace_schema import object_of
 
 from opgrip.replay.reports.cells import all_columns
 from opgrip.replay.results.columns import Column, columns_in
+from opgrip.replay.results.fidelity import FIDELITY, HERE, Fidelity
 from opgrip.replay.results.judgement import VERSION, MeanSaving, PartSaving, StepSaving
 from opgrip.replay.results.results import Result
 
@@ -33,6 +34,11 @@ HEADER: dict[str, tuple[str, dict[str, Any]]] = {
     "seed": ("random seed for generated inputs", {"type": "integer"}),
     "options_hash": ("hash of the options that affect rows", TEXT),
     "settings": ("options that differ from their defaults", FACTS),
+    HERE: (
+        "true if the trace was captured on a machine of the same kind, so that times can be compared",
+        {"type": "boolean"},
+    ),
+    FIDELITY: ("on the machine of the capture: difference between replayed and captured times", object_of(Fidelity)),
     "confirmation": ("with `--confirm`: the saving measured in a replay of the whole step", FACTS),
     "judgement": ("with `--candidate`: what the candidates save", {"$ref": "#/$defs/judgement"}),
     "results": ("one object for each result", {"type": "array", "items": {"$ref": "#/$defs/row"}}),

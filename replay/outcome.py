@@ -22,6 +22,7 @@ from opgrip.replay.plots import PlotChoices, draw_fitting, draw_runs
 from opgrip.replay.replay_options import OutputOptions
 from opgrip.replay.reports import report_for
 from opgrip.replay.reports.cells import by_call_site, header_of, load_results, rows_in, to_frame
+from opgrip.replay.results.fidelity import Fidelity, fidelity_in, fidelity_of
 from opgrip.replay.results.judgement import judgement_in
 from opgrip.replay.results.results import VARIANT_COLUMNS, Result, summarize
 from opgrip.replay.workers.journal import journal_path
@@ -65,6 +66,11 @@ class Results:
         the calls at the site.
         """
         return by_call_site(self.rows)
+
+    @property
+    def fidelity(self) -> Fidelity | None:
+        """Comparison with the captured times; None unless a trace was replayed on the machine where it was captured."""
+        return fidelity_of(self.rows, self.header)
 
     def save(self, path: str | Path, force: bool = False) -> None:
         """Write the rows to a file in the format that its suffix names, such as `.json`, `.csv` or `.xlsx`.
@@ -152,7 +158,7 @@ def read_run(path: str | Path) -> Results:
 def write_results(rows: Sequence[Result], header: Mapping[str, Any], path: Path, force: bool) -> None:
     report = report_for(path)
     content: io.BytesIO | io.StringIO = io.BytesIO() if report.binary else io.StringIO()
-    report.write(rows, {**header, **judgement_in(rows)}, content)
+    report.write(rows, {**header, **fidelity_in(rows, header), **judgement_in(rows)}, content)
     written = content.getvalue()
     try:
         with whole_file(path, force) as file:

@@ -17,6 +17,7 @@ import torch
 from opgrip.capture.program.accelerators import accelerators, describe_devices, is_started, started_devices
 from opgrip.capture.program.processes import rank
 from opgrip.errors import raise_if_from_program
+from opgrip.platform.machine import describe_processors
 from opgrip.platform.precisions import describe_precisions
 from opgrip.traces.schema.tensor_specs import plain_name
 from opgrip.traces.table.accelerators import describe_accelerators
@@ -34,21 +35,11 @@ def describe_environment() -> dict[str, Any]:
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]] if sys.argv else [],
         "pid": os.getpid(),
-        "devices": {"cpu": _cpu_name()} | describe_devices(),
+        "devices": {"cpu": describe_processors()} | describe_devices(),
         "threads": torch.get_num_threads(),
         "page_size": resource.getpagesize(),
     }
     return ranks | fields | ({"accelerator": accelerator} if accelerator else {})
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    name = names[0] if names else platform.processor() or platform.machine()
-    return f"{name}, {os.cpu_count()} logical cores"
 
 
 def _version(package: str) -> str:

@@ -45,8 +45,17 @@ def processor(device: str) -> list[str]:
     module = _module_of(device)
     if module is not None:
         return [str(getattr(module, "get_device_name", str)(device))]
+    return [platform.machine(), _processor_name(), torch.backends.cpu.get_cpu_capability()]
+
+
+def describe_processors() -> str:
+    """Return model and number of the CPU's processors, as the header of a trace has them."""
+    return f"{_processor_name() or platform.processor() or platform.machine()}, {os.cpu_count()} logical cores"
+
+
+def _processor_name() -> str:
     names = (line.split(":", 1)[1].strip() for line in lines("/proc/cpuinfo") if line.startswith("model name"))
-    return [platform.machine(), next(names, ""), torch.backends.cpu.get_cpu_capability()]
+    return next(names, "")
 
 
 def last_cache_bytes(device: str) -> int:

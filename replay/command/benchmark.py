@@ -233,8 +233,8 @@ def _check(functions: Sequence[object], inputs: object) -> None:
 @dataclass(frozen=True, slots=True)
 class _Contender:
     case: Case
-    reference: int
-    fault: str = ""
+    reference: int  # case number of the first function on the same inputs
+    fault: str = ""  # why the results are wrong, if this is known before timing
     note: str = ""
 
 

@@ -200,6 +200,8 @@ def _end(args: argparse.Namespace, outcome: ReplayOutcome, reporter: Reporter) -
     for line in lines:
         reporter.say(line)
     reporter.say(summarize(rows))
+    if (fidelity := outcome.results.fidelity) is not None:
+        reporter.say(fidelity.line)
     is_ok = all(row.status in RAN for row in rows) and not outcome.problems
     if outcome.step is not None:
         from opgrip.replay.sequences.step_results import SequenceResult

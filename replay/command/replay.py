@@ -378,8 +378,6 @@ def perform(
 
     Ranks other than the first return None. Raises `UserError` if the replay cannot run.
 
-    may_fork : True if this process has not used torch yet, so that it can be forked
-    again : command that resumes an interrupted replay, for messages; empty for no such message
     check : called with the workload if the cases of a single trace are replayed; raises `UserError` to prevent that
     executor : runs the cases; None for the one that the command line names
     """

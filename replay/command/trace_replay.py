@@ -6,6 +6,7 @@ A journal next to the output keeps the rows of finished cases for `--resume`.
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -23,7 +24,7 @@ from opgrip.cli.journal import Journal
 from opgrip.cli.options import from_arguments
 from opgrip.cli.progress import Reporter
 from opgrip.errors import UserError
-from opgrip.platform.machine import available_memory
+from opgrip.platform.machine import available_memory, describe_processors
 from opgrip.replay.analyses import Analysis, AnalysisSession, in_order
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.sources import source_of
@@ -32,10 +33,11 @@ from opgrip.replay.comparison.comparison_report import advice, summary
 from opgrip.replay.comparison.results_store import Store, usual_folder
 from opgrip.replay.modes import EAGER
 from opgrip.replay.operators.admission import absent_extensions
-from opgrip.replay.operators.devices import is_accelerator
+from opgrip.replay.operators.devices import is_accelerator, name_of, with_index
 from opgrip.replay.outcome import Results, check_output, read_run, write_results
 from opgrip.replay.replay_options import OutputOptions, request_of, run_settings
 from opgrip.replay.reports.cells import OPTIONS, read_completed, read_results
+from opgrip.replay.results.fidelity import HERE, with_doubts
 from opgrip.replay.results.judgement import judged_steps
 from opgrip.replay.results.origins import Origin, this_machine
 from opgrip.replay.results.ratios import join_repeats, with_divided_launches, with_ratios
@@ -43,7 +45,7 @@ from opgrip.replay.results.results import RAN, SETTINGS, Result
 from opgrip.replay.run.measure import CachedRows
 from opgrip.replay.run.request import options_hash
 from opgrip.replay.run.untrusted import unconfined
-from opgrip.replay.run.workload import Workload, expected_rows, load_workload
+from opgrip.replay.run.workload import Workload, expected_rows, load_workload, recorded_device
 from opgrip.replay.sequences.step_options import RankOptions, rows_of, totals_of
 from opgrip.replay.sequences.step_replay import confirm, replay_apart
 from opgrip.replay.sequences.step_results import SequenceResult
@@ -65,39 +67,27 @@ RunOnce = Callable[[Collection[int], str], RowsByCase]
 
 @dataclass(slots=True)
 class ReplayOutcome:
-    """The results of a replay, and how it ended.
-
-    analyses : analyses that print something about the rows
-    interrupted : True if the user ended the replay before the last case
-    problem : error after rows had been measured, for example because the output file could not be written
-    was_complete : True if the output was already complete
-    listed : (trace name, cases) if the command only lists cases; the name is empty for a single trace
-    step : times of the whole step, if a step was replayed
-    problems : by trace name, why the trace was not replayed or an analysis of it failed
-    unmatched : message about the traces in which the options select no case; empty if there are none
-    traces : number of traces if several were requested, else 0
-    """
+    """The results of a replay, and how it ended."""
 
     results: Results
     analyses: Sequence[Analysis] = ()
     interrupted: bool = False
-    problem: UserError | None = None
-    was_complete: bool = False
+    problem: UserError | None = None  # why an analysis failed after the cases had run, or the output was not written
+    was_complete: bool = False  # True if the output was already complete
     cases: int = 0
-    listed: Sequence[tuple[str, Sequence[Case]]] = ()
+    listed: Sequence[tuple[str, Sequence[Case]]] = ()  # by name of the trace, which is empty for a single trace
     step: SequenceResult | StepOutcome | None = None
-    problems: Mapping[str, UserError] = field(default_factory=dict)
-    unmatched: str = ""
-    traces: int = 0
+    problems: Mapping[str, UserError] = field(default_factory=dict)  # why a trace was not replayed, by name
+    unmatched: str = ""  # message about the traces in which the options select no case
+    traces: int = 0  # 0 if a single one was requested
 
 
 class TraceReplay:
     """The replay of one trace that a command line requests; creating it loads the trace and selects the cases.
 
     may_fork : True if this process has not used torch yet, so that it can be forked
-    origin : the trace's name and source, if it is one of several that are replayed together
+    origin : None if the trace is not one of several that are replayed together
     again : command that resumes this replay, for messages; empty for no such message
-    stored_cases : number of cases whose rows are in the journal
     """
 
     def __init__(
@@ -177,7 +167,10 @@ class TraceReplay:
             self._report_stored()
             raise
         # only now, when no worker needs the device: reading the header creates a context
-        outcome = ReplayOutcome(Results(rows, self.header), cases=len(self.workload.cases))
+        header = self.header
+        if self._is_captured_here():
+            rows, header[HERE] = with_doubts(rows, self.workload.cases, self.workload.trace), True
+        outcome = ReplayOutcome(Results(rows, header), cases=len(self.workload.cases))
         if interrupted:
             outcome.interrupted, outcome.analyses = True, [item for item in requested if item.prints_partial]
             return outcome
@@ -205,6 +198,26 @@ class TraceReplay:
                         analysis.finish()
                     journal_path(path).unlink(missing_ok=True)
         return outcome
+
+    def _is_captured_here(self) -> bool:
+        workload = self.workload
+        request, header = workload.request, workload.trace.header
+        is_of_others = {FIELD, "processes", "converted_from"} & header.keys() or header.get("world_size", 1) != 1
+        is_called = workload.source_cases.are_calls and not request.candidates.candidate
+        if is_of_others or not is_called or not self._executor.runs_here:
+            return False
+        # a trace does not name its machine: one with the same processors, accelerator and torch counts as it
+        recorded, devices = recorded_device(workload.trace), header.get("devices")
+        present = {"cpu": describe_processors()}
+        if is_accelerator(recorded) or is_accelerator(workload.device):
+            present[with_index(recorded)] = name_of(workload.device)
+        threads = [count for case in workload.cases if type(count := case.context.get("threads")) is int]
+        return (
+            isinstance(devices, dict)
+            and present.items() <= devices.items()
+            and header.get("torch") == torch.__version__
+            and max(threads, default=1) <= len(request.points.pin or os.sched_getaffinity(0))
+        )
 
     def _confirmed(self, rows: Sequence[Result]) -> dict[str, Any]:
         judged = next((step for step in judged_steps(rows) if step.share is not None), None)
@@ -291,12 +304,7 @@ class TraceReplay:
         return self._in_order(rows), False
 
     def rows(self, done: Collection[int], compiled: CachedRows, doing: str) -> Iterator[list[Result]]:
-        """Yield the rows of each unfinished case as soon as they are measured, and show progress.
-
-        done : numbers of finished cases
-        compiled : rows of the variants that were compiled before, by case number and row number; they contain the time
-            of the first call, or the reason why compilation failed
-        """
+        """Yield the rows of each unfinished case as soon as they are measured, and show progress."""
         workload, not_ok = self.workload, 0
         # workers on other machines add the machine to each row
         marks = self._executor.runs_here and workload.request.shard is not None
@@ -331,8 +339,6 @@ def repeat(
 ) -> RowsByCase:
     """Replay cases again, and return rows by case number that combine all replays of a case.
 
-    first, run_once : rows of the first replay, and function that replays some cases once more
-    repeats : number of replays of each case, including the first
     base : run with which the new one is compared; a case is replayed until it is decided whether it differs from this
         run, at most `MOST_REPEATS` times
     """

@@ -19,6 +19,7 @@ from opgrip.cli.output_files import cannot_be_written, whole_file
 from opgrip.errors import MissingFileError, UserError
 from opgrip.replay.cases.sources import source_of
 from opgrip.replay.replay_options import OutputOptions, request_of
+from opgrip.replay.results.fidelity import HERE
 from opgrip.replay.results.origins import MachineColumns, Origin
 from opgrip.replay.results.results import Result
 from opgrip.replay.run.request import TORCH, Shard, cost_us
@@ -35,15 +36,9 @@ SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")  # file name suffixes of traces
 
 @dataclass(frozen=True, slots=True)
 class TraceTarget:
-    """One of several traces to replay.
-
-    file : path of the trace; None for a trace of the zoo
-    zoo : entry in the zoo's manifest, whose file may not be installed; None for other traces
-    """
-
     origin: Origin
-    file: str | None = None
-    zoo: ZooTrace | None = None
+    file: str | None = None  # None for a trace of the zoo
+    zoo: ZooTrace | None = None  # its file may not be installed
 
     def path(self) -> str:
         """Return the path of the trace; raise `MissingFileError` for a trace of the zoo that is not installed."""
@@ -118,14 +113,10 @@ def _with_distinct_names(targets: Sequence[TraceTarget]) -> Iterator[TraceTarget
 
 @dataclass(frozen=True, slots=True)
 class TraceShare:
-    """The part of one trace that a shard replays.
+    """The part of one trace that a shard replays."""
 
-    shard : the shard's part of this trace; None if it has no cases of the trace
-    trace_hash : hash of the whole trace for the header; None if the trace cannot be read
-    """
-
-    shard: Shard | None
-    trace_hash: str | None
+    shard: Shard | None  # None if the shard has no cases of the trace
+    trace_hash: str | None  # None if the trace cannot be read
 
 
 def deal(
@@ -134,8 +125,6 @@ def deal(
     """Return which part of each trace a shard replays, by trace name.
 
     Every shard reads all traces, so that all shards compute the same costs.
-
-    advance : function called after each trace has been read
     """
     costs: list[tuple[str, int, str | None]] = []
     for target in targets:
@@ -162,7 +151,7 @@ def _cost(args: argparse.Namespace, target: TraceTarget) -> tuple[int, str | Non
     return sum(cost_us(case, workload) for case in workload.cases), trace_hash
 
 
-OF_TRACE = ("trace", "trace_hash", FIELD)  # header fields that differ between traces
+OF_TRACE = ("trace", "trace_hash", FIELD, HERE)  # header fields that differ between traces
 
 
 def common_header(headers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -198,10 +187,7 @@ class OtherMachinesError(UserError):
 def about_parts(
     targets: Sequence[TraceTarget], options: Mapping[str, Any], shard: object | None, machine_kind: str
 ) -> dict[str, Any]:
-    """Return the facts that two replays of several traces must share if rows of both are to be in one table.
-
-    machine_kind : kind of this machine; empty if the cases run on other machines
-    """
+    """Return the facts that two replays of several traces must share if rows of both are to be in one table."""
     names = [target.origin.trace for target in targets]
     hashes = {name: _trace_hash(target) for name, target in zip(names, targets, strict=True)}
     about = {"traces": names, "options": dict(options), TORCH: str(torch.__version__), HASHES: hashes}
@@ -228,10 +214,7 @@ def prepare_parts(folder: Path, output: OutputOptions, about: Mapping[str, Any])
 
 
 def check_kinds(part: Path, rows: Iterable[Result], header: Mapping[str, Any]) -> None:
-    """Raise `OtherMachinesError` if stored rows of a trace were measured on another kind of machine than is used now.
-
-    rows : rows in the file `part`; empty if only its journal has rows
-    """
+    """Raise `OtherMachinesError` if rows of a trace were measured on another kind of machine than is used now."""
     kinds = {MachineColumns.of(row).machine_kind for row in rows} | {_kind_in_journal(part)}
     present = set(header.get("machines", {}).values())
     others = sorted(kind for kind in kinds - present if kind is not None)

@@ -22,17 +22,15 @@ Read = Callable[[Path], pd.DataFrame]
 class Report:
     """An output format of results.
 
-    needs : name of the analysis that the format requires; empty for none
     read : function that reads such a file, with the header in `attrs`; None if the format cannot be read. It may raise
         OSError, ValueError, KeyError or TypeError for a damaged file
-    package : package needed for writing, and the extra that installs it; empty if writing needs no package
     """
 
     write: Write
-    needs: str = ""
+    needs: str = ""  # name of the analysis that the format requires
     read: Read | None = None
     binary: bool = False
-    package: tuple[str, str] | tuple[()] = ()
+    package: tuple[str, str] | tuple[()] = ()  # package needed for writing, and the extra that installs it
 
 
 reports: Registry[Report] = Registry("opgrip.replay.reports", "opgrip.reports")  # reports by file suffix

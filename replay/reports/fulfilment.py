@@ -26,16 +26,9 @@ WITH_RESULTS = (OK, WRONG, CONTENDED)  # statuses of rows with results
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """An option as given on the command line.
-
-    words : the option and its value, as text
-    is_of : function that returns True if a row fulfils the option
-    absence : reason to print if no row fulfils it
-    """
-
-    words: str
+    words: str  # the option and its value
     is_of: Callable[[Result], bool]
-    absence: str = "no row has this value"
+    absence: str = "no row has this value"  # reason to print if no row fulfils the option
 
 
 def unfulfilled(args: argparse.Namespace, rows: Sequence[Result]) -> list[str]:
@@ -66,10 +59,11 @@ def _requests(args: argparse.Namespace) -> Iterator[Request]:
         for value in values:
             yield Request(f"{flag_of(name)} {value}", partial(_has, name, value))
     if timing.backward:
-        yield Request("--backward", partial(_has, "direction", BACKWARD), "no case is a forward call")
+        yield Request("--backward", lambda row: row.direction == BACKWARD, "no case is a forward call")
     if inputs.dtype is not None:
         absence = "no case has a floating-point tensor that can be converted"
-        yield Request(f"--dtype {inputs.dtype}", partial(_is_of_dtype, inputs.dtype), absence)
+        dtype = inputs.dtype
+        yield Request(f"--dtype {dtype}", lambda row: row.dtype == dtype or f"{dtype}[" in row.shapes, absence)
     if from_arguments(Tuning, args).trials:
         yield Request("--tune", lambda row: bool(row.tune))
     if from_arguments(EnergyOptions, args).energy:
@@ -90,16 +84,12 @@ def _has(column: str, value: object, row: Result) -> bool:
     return bool(getattr(row, column) == value)
 
 
-def _is_of_dtype(dtype: str, row: Result) -> bool:
-    return row.dtype == dtype or f"{dtype}[" in row.shapes
+def _matches(pattern: str, row: Result) -> bool:
+    return fnmatchcase(row.op, pattern)
 
 
 def _is_seen(columns: type[Columns], row: Result) -> bool:
     return columns.of(row) != columns()
-
-
-def _matches(pattern: str, row: Result) -> bool:
-    return fnmatchcase(row.op, pattern)
 
 
 def _why(rows: Sequence[Result]) -> str:

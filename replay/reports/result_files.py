@@ -225,25 +225,18 @@ def _sheet_name(name: str, used_names: set[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Test:
-    """A test in a JUnit document.
-
-    group : name of the group, shown before the test's name
-    outcome : `failure`, `error`, `skipped`, or empty if the test passed
-    """
+    """A test in a JUnit document."""
 
     group: str
     name: str
     seconds: float = 0.0
-    outcome: str = ""
+    outcome: str = ""  # `failure`, `error`, `skipped`, or empty if the test passed
     reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """A suite in a JUnit document: tests that were run together.
-
-    properties : facts that all tests share, by name
-    """
+    """A suite in a JUnit document: tests that were run together, and facts that they share, by name."""
 
     name: str
     tests: Sequence[Test]

@@ -19,8 +19,9 @@ from opgrip.replay.modes import EAGER
 from opgrip.replay.reports import report
 from opgrip.replay.reports.cells import added_columns
 from opgrip.replay.results.columns import Column
+from opgrip.replay.results.fidelity import FACTOR, REASONS
 from opgrip.replay.results.ratios import ClusterColumns
-from opgrip.replay.results.results import CONTENDED, LAUNCH_BOUND, RAN, Result, describe_shapes
+from opgrip.replay.results.results import CONTENDED, DIFFERS, LAUNCH_BOUND, RAN, Result, describe_shapes
 from opgrip.replay.sequences.step_options import SequenceColumns
 from opgrip.replay.timing.timing_options import ON_DEVICE
 
@@ -55,6 +56,7 @@ MEANINGS = {
     "slowed": "other processes used the cores, or the GPU's clock was throttled, during most runs",
     LAUNCH_BOUND: "the device waited for the host in most runs, so the time is that of the launches: "
     "--exec-mode graph times the device",
+    **{f"{DIFFERS} ({reason})": meaning for reason, meaning in REASONS.items()},
 }
 DOUBTFUL = "~"  # mark before doubtful captured times and speed-ups
 OF_THESE = "share of these"  # heading of the share of time among the selected calls
@@ -257,6 +259,12 @@ def _doubts(results: Sequence[Result]) -> list[str]:
         lines.append(
             f"{DOUBTFUL} doubtful: from a single call, estimated from a graph's launches, from times that differ by "
             "over a quarter, or disturbed by the capture, slow memory or other processes"
+        )
+    different = [result.share for result in results if result.differs]
+    if different:
+        rows = f"{counted(len(different), 'row')} with {fsum(different):.1%} of the time"
+        lines.append(
+            f"{DIFFERS}: {rows} took over {FACTOR} times longer or shorter than in the program; likely reasons:"
         )
     words = {word for result in results for word in result.doubts.split(", ")}
     return lines + [f"{word}: {meaning}" for word, meaning in MEANINGS.items() if word in words]

@@ -51,11 +51,9 @@ def judge_rows(
 ) -> list[Result]:
     """Return the rows, with verdicts added to those of candidates.
 
-    reference : mode with which candidates are compared
-    step_us : captured time of all calls of the step in us; None if the rows belong to no step
+    step_us : captured time of all calls of the step; None if the rows belong to no step
     export : start of the command that exports a case, to which the number of the case is added; empty for none
-    labels : by case number and label of `record_function`: number of the case's calls within the label, and the share
-        of the label's captured time that they take
+    labels : by case number and label of `record_function`: number of calls, and their share of the label's time
     """
     from opgrip.replay.results.ratios import base_index
 
@@ -261,16 +259,10 @@ def mean_saving(steps: Sequence[JudgedStep]) -> MeanSaving | None:
 
 @dataclass(frozen=True, slots=True)
 class SavingLine:
-    """A row of the table of savings: the step of one of several traces, or a part of a step.
-
-    part : phase or label, in words; empty for the whole step
-    share, saving, error : shares of the captured time of the step or part, as in `StepSaving` and `PartSaving`
-    signatures, slower, broken : number of judged signatures, of those whose candidate is slower, and of those whose
-        candidate is wrong or does not run; None for a part
-    """
+    """A row of the table of savings: the step of one of several traces, or a part of a step, which has no numbers."""
 
     trace: str
-    part: str
+    part: str  # phase or label, in words; empty for the whole step
     share: float
     saving: float
     error: float

@@ -29,14 +29,8 @@ class MachineColumns(Columns):
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The machine on which rows were measured.
-
-    kind : accelerator, processor, and number of processors that the replay may use; rows from different kinds are not
-        merged
-    """
-
     name: str
-    kind: str
+    kind: str  # accelerator, processor, and number of processors that the replay may use
 
     def marked(self, row: Result) -> Result:
         return row.adding(MachineColumns(self.name, self.kind))
@@ -69,16 +63,11 @@ class OriginColumns(Columns):
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The trace to which result rows belong, and the recorded model.
+    """The trace to which result rows belong, and the recorded model."""
 
-    trace : unique name of the trace
-    run : kind of step, such as `predict`
-    library, family : as in the zoo's manifest; can be empty
-    """
-
-    trace: str
+    trace: str  # unique name
     model: str
-    run: str = ""
+    run: str = ""  # kind of step, such as `predict`
     library: str = ""
     family: str = ""
 

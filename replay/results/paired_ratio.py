@@ -45,16 +45,13 @@ class PairedRatio:
 
     low, middle, high : 10th percentile, trimmed mean and 90th percentile of the ratio of two runs, after removing the
         effects of which function ran first and which memory it used
-    error : standard error of the natural logarithm of `middle`
-    chance : two-sided p-value of the sign test: the probability that, of two equally fast functions, one is slower in
-        at least as many pairs of runs as was measured
     """
 
     low: float
     middle: float
     high: float
-    error: float
-    chance: float
+    error: float  # standard error of the natural logarithm of `middle`
+    chance: float  # two-sided p-value of the sign test
 
     @classmethod
     def of(cls, row: Result) -> PairedRatio | None:
@@ -86,8 +83,7 @@ def paired_ratio(pairs: Iterable[tuple[int, float, float]], base_us: float, are_
     `LEAST_PER_ARRANGEMENT` pairs, all pairs count as one arrangement.
 
     pairs : for each pair of runs: number of the arrangement, time of the function, time of the other function
-    base_us : median time of the other function in us
-    are_exchanged : True if the functions exchange their arguments from round to round
+    base_us : median time of the other function
     """
     groups_of: dict[int, list[float]] = {}
     for arrangement, ours, theirs in pairs:

@@ -49,11 +49,8 @@ def shares_by(row: Result, by: str) -> dict[str, float]:
 def base_index(index: int, rows: Sequence[Result], reference: str) -> int | None:
     """Return the index of the row of the same case with which a row is compared, or None if there is none.
 
-    A row of another mode is compared with the row of the reference mode. Within the reference mode, a row with other
-    values is compared with the row of the first values; otherwise a row with another number of threads with the row of
-    the first number; otherwise a row with another cache state with the row of the first state.
-
-    rows : all rows of a case, in the order of the request
+    A row of another mode is compared with the row of the reference mode. Within the reference mode, a row is compared
+    with that of the first values, or else of the first number of threads, or else of the first cache state.
     """
     row = rows[index]
     alike = [
@@ -95,11 +92,7 @@ def ratio_over(row: Result, base: Result) -> float | None:
 
 
 def with_ratios_by_case(rows: Iterable[Result], reference: str) -> list[Result]:
-    """Return the rows of several cases in unchanged order, with missing ratios filled in.
-
-    Ratios of older versions, which stored the median ratio of paired runs as `ratio` and had no `ratio_p50`, are
-    replaced.
-    """
+    """Return the rows of several cases in unchanged order, with missing ratios filled in."""
     rows = list(rows)
     indices: dict[tuple[object, ...], list[int]] = {}
     for index, row in enumerate(rows):
@@ -107,8 +100,7 @@ def with_ratios_by_case(rows: Iterable[Result], reference: str) -> list[Result]:
         indices.setdefault(run, []).append(index)
     for of_case in indices.values():
         for index, row in zip(of_case, with_ratios([rows[index] for index in of_case], reference), strict=True):
-            is_old = rows[index].ratio_p90 is not None and rows[index].ratio_p50 is None
-            if rows[index].ratio is None or is_old:
+            if rows[index].ratio is None:
                 rows[index] = row
     return rows
 
