@@ -300,7 +300,9 @@ class TraceReplay:
         except KeyboardInterrupt:
             return self._in_order(rows), True
         if self._base is not None:
-            self._report_decision(self._base, self._in_order(rows))
+            comparison = compare(self._base, Results(self._in_order(rows), {}))
+            for line in (f"against {self.output.until_decided}: {summary(comparison)}", *advice(comparison)):
+                self._reporter.say(line)
         return self._in_order(rows), False
 
     def rows(self, done: Collection[int], compiled: CachedRows, doing: str) -> Iterator[list[Result]]:
@@ -318,12 +320,6 @@ class TraceReplay:
                 not_ok += any(row.status not in RAN for row in rows)
                 yield rows
                 advance(f"{f'{not_ok} not ok, ' if not_ok else ''}{printable(rows[0].op)}")
-
-    def _report_decision(self, base: Results, rows: Sequence[Result]) -> None:
-        comparison = compare(base, Results(rows, {}))
-        self._reporter.say(f"against {self.output.until_decided}: {summary(comparison)}")
-        for line in advice(comparison):
-            self._reporter.say(line)
 
     def _report_stored(self) -> None:
         if self._again and self.output.output is not None and self.stored_cases:

@@ -37,11 +37,6 @@ OF_HEADER: dict[str, type] = {
 }
 
 
-def check_size(path: Path) -> None:
-    if path.stat().st_size > LARGEST_BYTES:
-        raise UserError(f"{path} is larger than {LARGEST_BYTES >> 20:,} MB", "replay in parts, by --start and --stop")
-
-
 def parse_json(text: str | bytes) -> Any:
     """Return the content of untrusted JSON text; raise `ValueError` if it is invalid or nested too deeply."""
     content = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
@@ -214,7 +209,10 @@ def load_results(path: str | Path) -> pd.DataFrame:
             f"{path} has a format that opgrip writes but cannot read", "read results from .json, .parquet or .csv"
         )
     try:
-        check_size(path)
+        if path.stat().st_size > LARGEST_BYTES:
+            raise UserError(
+                f"{path} is larger than {LARGEST_BYTES >> 20:,} MB", "replay in parts, by --start and --stop"
+            )
         rows = read(path)
         check_columns(rows.columns, path)
     except UserError:

@@ -22,26 +22,16 @@ COLUMN = "column"
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """The declaration of a column of result rows.
-
-    unit : such as `us`, `mJ` or `bytes`; `1` for a share from 0 to 1; empty if the column has no unit
-    heading : heading in the printed table, which shows the column if a row has a value; empty to never print it
-    whole : True if the column contains integers
-    several : True if the column contains lists
-    unbounded : True if its numbers may be infinite
-    hidden : True if tables for people omit it
-    kind : type of its values: bool, int, float, str, list
-    may_lack : True if a value may be missing
-    """
+    """The declaration of a column of result rows."""
 
     meaning: str
-    unit: str = ""
-    heading: str = ""
+    unit: str = ""  # such as `us`, `mJ` or `bytes`; `1` for a share from 0 to 1
+    heading: str = ""  # in the printed table, which has the column if a row has a value; empty to never print it
     name: str = ""
-    whole: bool = False
-    several: bool = False
-    unbounded: bool = False
-    hidden: bool = False
+    whole: bool = False  # contains integers
+    several: bool = False  # contains lists
+    unbounded: bool = False  # may contain infinite numbers
+    hidden: bool = False  # tables for people omit it
     kind: type = object
     may_lack: bool = True
 

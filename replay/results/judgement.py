@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from math import fsum, hypot, inf
 from statistics import fmean
@@ -313,21 +313,18 @@ def _judged_step(trace: str, rows: Sequence[Result]) -> JudgedStep:
         saving=fsum(item.step_saving or 0.0 for item in columns),
         error=hypot(*(item.step_saving_error or 0.0 for item in columns)),
         untimed=sum(item.verdict == UNDECIDED and item.ratio_low is None for item in columns),
-        phases=_parts(_in_phases(rows)),
+        phases=_parts(
+            (site.phase, judged.step_share * site.count / sum(site.count for site in row.sites), judged)
+            for row, judged in zip(rows, columns, strict=True)
+            for site in row.sites
+            if judged.step_share is not None
+        ),
         labels=_parts(
             (label, share, judged)
             for judged in columns
             for label, (_, share) in json.loads(judged.labels or "{}").items()
         ),
     )
-
-
-def _in_phases(rows: Sequence[Result]) -> Iterator[tuple[str, float, CandidateColumns]]:
-    for row in rows:
-        judged, calls = CandidateColumns.of(row), sum(site.count for site in row.sites)
-        share = judged.step_share
-        for site in row.sites if share is not None else ():
-            yield site.phase, (share or 0.0) * site.count / calls, judged
 
 
 def _parts(uses: Iterable[tuple[str, float, CandidateColumns]]) -> dict[str, PartSaving]:

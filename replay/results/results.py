@@ -331,10 +331,8 @@ def describe_shapes(signature: Signature) -> str:
 def same_outputs(
     recorded: Any, outputs: Sequence[Any], dtypes: bool = True, unused: Collection[int] = ()
 ) -> bool | None:
-    """Return True if the outputs have the recorded shapes and dtypes, or None if the recorded ones are unknown.
-
-    dtypes : False to compare only shapes
-    unused : indices of outputs that are not compared
+    """Return True if the outputs have the recorded shapes and dtypes, or None if the recorded ones are unknown; outputs
+    whose indices are in `unused` may differ.
     """
     import torch
 

@@ -65,7 +65,7 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trace, dict[str, C
         thread = Thread(target=run_beside)
         thread.start()
         assert has_begun.wait(60)
-        torch.rand(8, 8).cos()
+        torch.rand(1 << 24).cos()
         is_over.set()
         thread.join()
     trace = load(path)
