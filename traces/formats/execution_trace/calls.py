@@ -37,7 +37,7 @@ from opgrip.traces.values.integers import Integers
 
 NO_NUMBERS = "numbers in place of tensors: the file has them as tensors without dimensions, without their values"
 NO_GENERATORS = "generators: the file does not have them, so calls use the default one"
-NO_PARENTS = "nesting: {} of the file do not name the node around them, so calls inside other calls may be counted, too"
+NO_PARENTS = "nesting: {} without a parent node in the file, so calls inside other calls may be counted, too"
 DEFAULTS = (NO_NUMBERS, NO_GENERATORS)
 MARK_ENTER, MARK_EXIT = f"{ENTER}_new.default", f"{EXIT}._RecordFunction"
 MOST_LABEL = 1 << 16  # maximum number of characters of a label
