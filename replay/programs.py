@@ -6,7 +6,7 @@ import functools
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ def make_program(
     key: str | None,
     grad: bool,
     op: str = "",
+    weights: Collection[int] = (),
     *,
     device: str,
     store: str | None,
@@ -75,6 +76,7 @@ def make_program(
             kwargs=kwargs,
             others=others,
             mutates=operator.mutates,
+            weights=weights,
             grad=grad,
             device=device,
             threads=torch.get_num_threads(),

@@ -53,6 +53,7 @@ class Case:
     reference : the operator with whose results every mode's results are compared; None to compare them with the case's
         own results in the reference mode
     unused : indices of results that the program does not use
+    weights : indices of tensor arguments that no call of the program makes or writes
     part_of : number of the signature in the trace, if the case is one timing cluster of that signature
     load : function that takes the case's number and returns the case with its code loaded, called in the process that
         runs the case; None if there is no code to load
@@ -75,6 +76,7 @@ class Case:
     captured_spread: float | None = None
     perturbed: int = 0
     unused: frozenset[int] = frozenset()
+    weights: frozenset[int] = frozenset()
     part_of: int | None = None
     call_sites: Sequence[CallSite] = ()
     load: Callable[[int], Case] | None = None

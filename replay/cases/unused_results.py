@@ -19,7 +19,7 @@ from opgrip.replay.operators.equivalents import equivalent_on
 from opgrip.traces import Trace
 from opgrip.traces.codec.call_blocks import Integers
 from opgrip.traces.schema.arguments import TensorSpec, leaves, map_leaves, tensors
-from opgrip.traces.schema.operator_arguments import interface_of, schema_of
+from opgrip.traces.schema.operator_arguments import interface_of, schema_of, written
 from opgrip.traces.schema.records import NO_STORAGE, OPERATOR, Signature
 from opgrip.traces.zoo.manifest import FIELD
 
@@ -58,7 +58,8 @@ def with_equivalents(case: Case, device: str) -> tuple[Case, str]:
         return case, ""
     input_sets = tuple(other.signature for other in others if other is not None and other.note == first.note)
     unused = frozenset(index for index in case.unused if index < first.result_count) | first.unused
-    return replace(case, signature=first.signature, input_sets=input_sets, unused=unused), first.note
+    first_case = replace(case, signature=first.signature, input_sets=input_sets, unused=unused, weights=frozenset())
+    return first_case, first.note
 
 
 def _without(signature: Signature, refused: Collection[str]) -> Signature:
@@ -137,6 +138,39 @@ def with_unused_results(cases: Sequence[Case], trace: Trace) -> list[Case]:
         return replace(case, unused=frozenset(indices - used.get(case.trace_number, _used_in_training(case, indices))))
 
     return [marked(case) for case in cases]
+
+
+def with_weights(cases: Sequence[Case], trace: Trace) -> list[Case]:
+    """Return copies of the cases in which `weights` lists the tensor arguments that no call makes or writes."""
+    changed = np.append(_changed_storages(trace), NO_STORAGE)
+    numbers = {case.trace_number for case in cases if case.operator is None}
+    counts = {item.number: len(interface_of(item).inputs) for item in trace.signatures if item.number in numbers}
+    weights = {number: set(range(count)) for number, count in counts.items()}
+    for calls, memory in trace.call_parts():
+        for number, indices in calls.groupby("signature").indices.items():
+            if number not in weights:
+                continue
+            own = calls.iloc[indices]
+            count = counts[number] if (own["tensors"] >= counts[number]).all() else 0
+            storages = memory[own["first_storage"].to_numpy(np.int64)[:, None] + np.arange(count)]
+            weights[number] &= {*np.flatnonzero(~np.isin(storages, changed).any(axis=0)).tolist()}
+    return [replace(case, weights=frozenset(weights.get(case.trace_number, ()))) for case in cases]
+
+
+def _changed_storages(trace: Trace) -> Integers:
+    # those that a call returns before a call takes them, and those that a call writes
+    flags = {item.number: written(item) for item in trace.signatures}
+    counts = {number: len(own) for number, own in flags.items()}
+    seen = changed = np.empty(0, dtype=np.int64)
+    for calls, memory in trace.call_parts():
+        storages, first = np.unique(memory, return_index=True)
+        arguments = _places_of_arguments(calls, counts)
+        is_new_result = np.isin(first, arguments, invert=True) & np.isin(storages, seen, invert=True)
+        own = zip(calls["signature"].tolist(), calls["tensors"].tolist(), strict=True)
+        is_written = np.array([flag for number, count in own for flag in flags.get(number, ())[:count]], dtype=bool)
+        seen = np.union1d(seen, storages)
+        changed = np.union1d(changed, [*storages[is_new_result], *memory[arguments[is_written]]])
+    return changed
 
 
 def packet_of(signature: Signature) -> str:

@@ -63,6 +63,7 @@ class Task:
 
     args, kwargs : example arguments, which the mode may overwrite
     others : more example arguments, with other values or shapes
+    weights : indices of those of its tensors that no call of the program makes or writes, which may be converted once
     grad : True if gradients of its results are needed
     argument : text after the mode's name, such as `NAME` in `compile:NAME`
     store : folder for files that a later run of the same call can load; None to keep none
@@ -74,6 +75,7 @@ class Task:
     kwargs: dict[str, Any]
     others: Sequence[Arguments] = ()
     mutates: bool = False
+    weights: Collection[int] = ()
     grad: bool = False
     device: str = "cpu"
     threads: int = 1
@@ -99,6 +101,7 @@ class Program:
     in_place : True if `function` writes into the call's arguments although `enter` converts them
     enters_each_run : True if `enter` must be called before each run
     memory : memory that was allocated in advance and that the runs use; None if runs allocate their memory
+    enter_us : time that a call takes before its compiled graphs run; None if unknown
     """
 
     function: Function
@@ -108,6 +111,7 @@ class Program:
     enters_each_run: bool = False
     note: str = ""
     memory: CallMemory | None = None
+    enter_us: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

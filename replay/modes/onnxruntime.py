@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from opgrip.replay.operators.memory import Arguments
 
 MODEL = "model.onnx"
+ALIGNMENT = 1  # alignment of data in bytes that ONNX Runtime needs
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
 Provider = tuple[str, dict[str, str]]  # name of a provider, and its options
@@ -81,7 +82,7 @@ def run_by(task: Task, providers_of: Callable[[Iterable[str]], Sequence[Provider
         raise Unsupported(
             f"ONNX Runtime cannot load its {lacking[0]}: libraries that it needs are missing or have the wrong version"
         )
-    return _bound(session, call, task.device, _nodes_elsewhere(session, providers[0][0]))
+    return _bound(session, call, task, _nodes_elsewhere(session, providers[0][0]))
 
 
 def _nodes_elsewhere(session: Any, provider: str) -> str:
@@ -127,31 +128,52 @@ def _model(program: torch.export.ExportedProgram) -> bytes:
     return bytes(onnx_program.model_proto.SerializeToString())
 
 
-def _bound(session: Any, call: TensorCall, device: str, note: str) -> Program:
+def _bound(session: Any, call: TensorCall, task: Task, note: str) -> Program:
     import torch
+    from torch.utils.weak import WeakIdKeyDictionary
 
-    from opgrip.replay.modes.conversions.runtimes import device_index
+    from opgrip.replay.modes.conversions.runtimes import copied_in_runs, device_index, plain
 
     # in the call's order, because the exporter may rename an input that is also a result
     model_inputs = [(item.name, _element_type(item.type)) for item in session.get_inputs()]
     model_outputs = [(item.name, item.type == "tensor(bool)") for item in session.get_outputs()]
-    kind, index = torch.device(device).type, device_index(device)
+    kind, index = torch.device(task.device).type, device_index(task.device)
+    in_runs, copies = copied_in_runs(task, ALIGNMENT)
+    weights: Any = WeakIdKeyDictionary()
+
+    def bind(binding: Any, place: int, tensor: torch.Tensor) -> torch.Tensor:
+        name, element = model_inputs[place]
+        binding.bind_input(name, kind, index, element, tuple(tensor.shape), tensor.data_ptr())
+        return tensor
+
+    def prepared(tensor: torch.Tensor) -> torch.Tensor:
+        # a weight that is copied again before each run would be in the cache
+        if tensor not in weights:
+            weights[tensor] = plain(tensor, ALIGNMENT)
+        copy: torch.Tensor = weights[tensor]
+        return copy
 
     def enter(arguments: Arguments) -> Arguments:
         binding = session.io_binding()
-        bound_tensors = []
-        for (name, element), tensor in zip(model_inputs, call.enter(arguments)[0], strict=True):
-            plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
-            bound_tensors.append(plain)
-            binding.bind_input(name, kind, index, element, tuple(plain.shape), plain.data_ptr())
+        bound, late = [], []
+        for place, tensor in enumerate(call.enter(arguments)[0]):
+            if place in in_runs:
+                late.append((place, tensor))
+            elif place in task.weights:
+                bound.append(bind(binding, place, prepared(tensor)))
+            else:
+                bound.append(bind(binding, place, plain(tensor, ALIGNMENT)))
         for name, _ in model_outputs:
             binding.bind_output(name, kind, index)
         if kind != "cpu":
             # the session reads the inputs on its own stream, which does not wait for torch's
-            torch.accelerator.synchronize(torch.device(device))
-        return (binding, bound_tensors), {}
+            torch.accelerator.synchronize(torch.device(task.device))
+        return (binding, bound, late), {}
 
-    def function(binding: Any, _: Any) -> Any:
+    def function(binding: Any, _: Any, late: Sequence[tuple[int, torch.Tensor]]) -> Any:
+        copied = [bind(binding, place, plain(tensor, ALIGNMENT)) for place, tensor in late]
+        if copied and kind != "cpu":
+            torch.accelerator.synchronize(torch.device(task.device))
         session.run_with_iobinding(binding)
         return binding
 
@@ -159,6 +181,7 @@ def _bound(session: Any, call: TensorCall, device: str, note: str) -> Program:
         values = zip(binding.get_outputs(), model_outputs, strict=True)
         return call.leave([_tensor(value, is_bool) for value, (_, is_bool) in values])
 
+    note = "; ".join(filter(None, (note, copies)))
     return Program(function, enter, leave, enters_each_run=True, note=note)
 
 

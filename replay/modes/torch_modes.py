@@ -6,8 +6,11 @@ import copy
 import itertools
 import tempfile
 import warnings
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
+from statistics import median
+from time import perf_counter_ns
 from types import BuiltinFunctionType, FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -22,9 +25,11 @@ if TYPE_CHECKING:
 
 # number of runs after the first one, because inductor records a CUDA graph in one run and replays it in the next
 RECORDING = 2
+GRAPH = "__compiled_fn"  # start of the names that dynamo gives to compiled graphs
+ENTERED = 100  # number of calls of which the median is the time of entering a compiled function
 
 _numbers = itertools.count()
-_of_any_shape: dict[object, Function] = {}
+_of_any_shape: dict[object, tuple[Function, dict[str, Any]]] = {}
 
 
 def _backends() -> Collection[str]:
@@ -75,7 +80,6 @@ def with_graphs(task: Task) -> Program:
 
 
 def _compiled(task: Task, dynamic: bool, **options: Any) -> Program:
-    import torch
 
     from opgrip.replay.operators.torch_private import compile_in_this_process, graphs_compiled
 
@@ -83,16 +87,60 @@ def _compiled(task: Task, dynamic: bool, **options: Any) -> Program:
     shared_program = _of_any_shape.get(kind) if kind is not None else None
     compile_in_this_process()
     before = graphs_compiled()
-    compiled = shared_program or torch.compile(_own_code(task.function), dynamic=dynamic, **options)
+    compiled, own_globals = shared_program or _compile(task.function, dynamic=dynamic, **options)
     compiled(*task.args, **task.kwargs)
     graphs = graphs_compiled() - before
-    if shared_program is not None and not graphs:
-        return Program(compiled, note="shared program")
-    if not graphs:
+    if shared_program is None and not graphs:
         raise Unsupported("dynamo compiled no part of it")
     if kind is not None:
-        _of_any_shape[kind] = compiled
-    return Program(compiled, note="" if graphs == 1 else f"{graphs} graphs")
+        _of_any_shape[kind] = compiled, own_globals
+    # results that are kept would prevent CUDA graphs
+    in_graphs = options.get("mode") == "reduce-overhead" or options.get("backend") == "cudagraphs"
+    enter_us = None if in_graphs else _enter_us(partial(compiled, *task.args, **task.kwargs), own_globals)
+    note = "shared program" if not graphs else "" if graphs == 1 else f"{graphs} graphs"
+    return Program(compiled, note=note, enter_us=enter_us)
+
+
+def _compile(function: Function, **options: Any) -> tuple[Function, dict[str, Any]]:
+    import torch
+
+    own = _own_code(function)
+    code: Any = own if isinstance(own, FunctionType) else type(own).forward  # type: ignore[attr-defined]
+    return torch.compile(own, **options), code.__globals__
+
+
+def _enter_us(call: Callable[[], Any], own_globals: dict[str, Any]) -> float | None:
+    """Return the time of a call whose compiled graphs return the results of an earlier run at once.
+
+    Dynamo's bytecode finds the graphs under their names in the function's globals.
+    """
+    graphs = {name: graph for name, graph in own_globals.items() if name.startswith(GRAPH)}
+    results: dict[str, Any] = {}
+
+    def recording(name: str, graph: Function) -> Function:
+        def run(*args: Any) -> Any:
+            results[name] = graph(*args)
+            return results[name]
+
+        return run
+
+    try:
+        own_globals.update({name: recording(name, graph) for name, graph in graphs.items()})
+        call()
+        own_globals.update({name: partial(_constant, kept) for name, kept in results.items()})
+        call()
+        times_ns = []
+        for _ in range(ENTERED if results else 0):
+            began = perf_counter_ns()
+            call()
+            times_ns.append(perf_counter_ns() - began)
+        return median(times_ns) / 1e3 if times_ns else None
+    finally:
+        own_globals.update(graphs)
+
+
+def _constant(result: Any, *_: Any) -> Any:
+    return result
 
 
 def _own_code(function: Function) -> Function:

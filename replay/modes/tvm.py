@@ -18,16 +18,12 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from opgrip.errors import UserError, one_line
-from opgrip.replay.modes import UNTUNED, Program, RunOutputs, Task, Tuning, mode
+from opgrip.replay.modes import UNTUNED, Program, Task, Tuning, mode
 from opgrip.replay.operators.admission import Unsupported
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-
-    from opgrip.replay.operators.memory import Arguments
-
-ALIGNMENT = 64  # alignment of data in bytes that compiled code assumes
 
 DONE = "trials"  # file that marks a search's database as complete; it contains the number of programs that were tried
 
@@ -48,7 +44,7 @@ TUNERS = ("evolutionary", "replay-trace", "replay-func")
 def make(task: Task) -> Program:
     import torch
 
-    from opgrip.replay.modes.conversions.runtimes import exported
+    from opgrip.replay.modes.conversions.runtimes import exported, plain, runtime_program
 
     # read once, when TVM's threads start: the most threads that a later call can request, not bound to cores, like
     # torch's
@@ -65,20 +61,13 @@ def make(task: Task) -> Program:
     function = virtual["main"]
     set_threads = tvm.get_global_func("runtime.config_threadpool")
 
-    def enter(arguments: Arguments) -> Arguments:
+    def to_tvm(tensor: Tensor) -> Any:
+        return tvm.runtime.from_dlpack(plain(tensor))
+
+    def prepare() -> None:
         set_threads(1, task.threads)
-        return tuple(tvm.runtime.from_dlpack(_plain(tensor)) for tensor in call.enter(arguments)[0]), {}
 
-    def leave(outputs: Any) -> RunOutputs:
-        return call.leave([torch.utils.dlpack.from_dlpack(tensor) for tensor in outputs])
-
-    function(*enter((task.args, task.kwargs))[0])
-    return Program(function, enter, leave, note=note)
-
-
-def _plain(tensor: Tensor) -> Tensor:
-    tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    return tensor.clone() if tensor.data_ptr() % ALIGNMENT else tensor
+    return runtime_program(task, call, function, to_tvm, torch.utils.dlpack.from_dlpack, prepare, note)
 
 
 def _target(device: Any, threads: int) -> Any:

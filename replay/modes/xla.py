@@ -147,7 +147,7 @@ def _importable() -> Iterator[None]:
 def with_xla(task: Task) -> Program:
     import jax
 
-    from opgrip.replay.modes.conversions.runtimes import exported, reason, start, to_jax, to_torch
+    from opgrip.replay.modes.conversions.runtimes import exported, reason, runtime_program, start, to_jax, to_torch
 
     device = start(task)
     program, call = exported(task)
@@ -155,20 +155,13 @@ def with_xla(task: Task) -> Program:
     states = jax.device_put(states, device)
     compiled = jax.jit(function)
 
-    def enter(arguments: Arguments) -> Arguments:
-        return tuple(to_jax(tensor, device) for tensor in call.enter(arguments)[0]), {}
-
     def run(*arrays: Any) -> Any:
         return jax.block_until_ready(compiled(states, arrays))
 
-    def leave(arrays: Any) -> RunOutputs:
-        return call.leave([to_torch(array) for array in arrays])
-
     try:
-        run(*enter((task.args, task.kwargs))[0])
+        return runtime_program(task, call, run, lambda tensor: to_jax(tensor, device), to_torch)
     except Exception as error:
         raise Unsupported(f"jax cannot run it: {reason(error)}") from error
-    return Program(run, enter, leave)
 
 
 @mode(
@@ -177,7 +170,7 @@ def with_xla(task: Task) -> Program:
 def with_tensorflow(task: Task) -> Program:
     import tensorflow
 
-    from opgrip.replay.modes.conversions.runtimes import exported, reason, start, to_torch
+    from opgrip.replay.modes.conversions.runtimes import exported, reason, runtime_program, start, to_torch
 
     _hide_gpus()
     _set_threads(task.threads)
@@ -185,18 +178,13 @@ def with_tensorflow(task: Task) -> Program:
     program, call = exported(task)
     function = _function(program, call.enter((task.args, task.kwargs))[0])
 
-    def enter(arguments: Arguments) -> Arguments:
-        return tuple(_to_tensorflow(tensor) for tensor in call.enter(arguments)[0]), {}
-
-    def leave(outputs: Any) -> RunOutputs:
-        dlpack = tensorflow.experimental.dlpack
-        return call.leave([to_torch(dlpack.to_dlpack(tensor)) for tensor in outputs])
+    def from_tensorflow(tensor: Any) -> torch.Tensor:
+        return to_torch(tensorflow.experimental.dlpack.to_dlpack(tensor))
 
     try:
-        function(*enter((task.args, task.kwargs))[0])
+        return runtime_program(task, call, function, _to_tensorflow, from_tensorflow)
     except Exception as error:
         raise Unsupported(f"TensorFlow cannot run it: {reason(error)}") from error
-    return Program(function, enter, leave)
 
 
 def _function(program: torch.export.ExportedProgram, tensors: tuple[torch.Tensor, ...]) -> Any:
@@ -219,8 +207,9 @@ def _function(program: torch.export.ExportedProgram, tensors: tuple[torch.Tensor
 def _to_tensorflow(tensor: torch.Tensor) -> Any:
     import tensorflow
 
-    plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    return tensorflow.experimental.dlpack.from_dlpack(plain.__dlpack__())
+    from opgrip.replay.modes.conversions.runtimes import plain
+
+    return tensorflow.experimental.dlpack.from_dlpack(plain(tensor).__dlpack__())
 
 
 def _hide_gpus() -> None:

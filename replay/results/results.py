@@ -104,6 +104,11 @@ class Result:
     streams: int = column("number of cases that ran at the same time", default=1)
     note: str = column("remark on how the case was run, such as another operator in its place", default="")
     first_ms: float | None = column("duration of the first run, including tracing, compiling and loading", "ms")
+    enter_us: float | None = column(
+        "with modes of torch.compile: time of a call whose compiled graphs return at once, which is dynamo's wrapper, "
+        "guards and bytecode; part of each run's time",
+        "us",
+    )
     median_us: float | None = column("median of the timed runs", "us")
     p10_us: float | None = column("10th percentile of the timed runs; empty for fewer than 5 `runs`", "us")
     p90_us: float | None = column("90th percentile of the timed runs; empty for fewer than 5 `runs`", "us")

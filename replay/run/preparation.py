@@ -182,7 +182,8 @@ class _Preparation:
         if call is not None and call.candidate is not None:
             program = Program(call, memory=UNKNOWN)
         else:
-            program = self._make_program(operator, examples, variant, key_of(case, variant, workload), grad, case.op)
+            key = key_of(case, variant, workload)
+            program = self._make_program(operator, examples, variant, key, grad, case.op, case.weights)
         del examples
         if operator.mutates:
             # modes write into the examples
@@ -403,6 +404,7 @@ def with_memory_columns(result: Result, memory: CallMemory) -> Result:
 
 
 def with_program_note(result: Result, program: Program, first_ms: float) -> Result:
+    result = replace(result, enter_us=program.enter_us)
     return replace(result, note=program.note, first_ms=first_ms) if result.first_ms is None else result
 
 

@@ -24,7 +24,7 @@ from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.preceding_calls import PrecedingCalls, make_preceding_calls
 from opgrip.replay.cases.selection import BACKWARD, FORWARD, Point, Variant, unconverted
 from opgrip.replay.cases.sources import NO_TRACE, CaseSet, source_of
-from opgrip.replay.cases.unused_results import with_unused_results
+from opgrip.replay.cases.unused_results import with_unused_results, with_weights
 from opgrip.replay.checks.verdicts import WrongResultError
 from opgrip.replay.inputs.filling import cast_signature
 from opgrip.replay.inputs.inputs import DeviceMap, device_map
@@ -158,6 +158,8 @@ def load_workload(request: RunRequest) -> Workload:
         cases = [cases[place] for place in selection.places(len(cases))]
     if request.modes.all_names != (EAGER,):
         cases = with_unused_results(cases, trace)
+    if not all(find_mode(name)[0].in_torch for name in request.modes.all_names):
+        cases = with_weights(cases, trace)
     notes = [*trace.doubts, *filter(None, (trace.missing, unconverted(trace), trace.device_time_doubt))]
     notes += dict.fromkeys(str(warning.message) for warning in caught)
     workload = workload_for(request, trace)

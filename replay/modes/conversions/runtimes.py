@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from time import perf_counter_ns
 from typing import Any
 
 import torch
@@ -12,10 +13,14 @@ from torch import Tensor, nn
 
 from opgrip.errors import one_line
 from opgrip.platform.precisions import allows_tf32
-from opgrip.replay.modes import RunOutputs, Task
+from opgrip.replay.modes import Program, RunOutputs, Task
 from opgrip.replay.operators.admission import Unsupported
-from opgrip.replay.operators.memory import Arguments, tensors_in
+from opgrip.replay.operators.devices import synchronizer
+from opgrip.replay.operators.memory import Arguments, Function, tensors_in
 from opgrip.traces.schema.arguments import map_leaves
+
+ALIGNMENT = 64  # alignment of data in bytes that the compiled code of other runtimes assumes
+COPIES = 3  # number of copies that are made to time one
 
 
 def device_index(device: str) -> int:
@@ -78,8 +83,67 @@ def _set_platform(place: torch.device) -> None:
 def to_jax(tensor: Tensor, device: Any) -> Any:
     import jax
 
-    array = jax.numpy.from_dlpack(tensor.detach().resolve_conj().resolve_neg().contiguous())
-    return jax.device_put(array, device)
+    return jax.device_put(jax.numpy.from_dlpack(plain(tensor)), device)
+
+
+def plain(tensor: Tensor, alignment: int = ALIGNMENT) -> Tensor:
+    """Return a tensor as other runtimes need it, contiguous and aligned: itself, or a copy."""
+    tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    return tensor.clone() if tensor.data_ptr() % alignment else tensor
+
+
+def copied_in_runs(task: Task, alignment: int = ALIGNMENT) -> tuple[frozenset[int], str]:
+    """Return the indices of tensors that are copied in each run, and a note on all copies that a runtime needs."""
+    wait = synchronizer(task.device)
+    in_runs, notes = set[int](), []
+    for place, tensor in enumerate(tensors_in([task.args, task.kwargs])):
+        times_ns = []
+        for _ in range(COPIES):
+            began = perf_counter_ns()
+            copy = plain(tensor, alignment)
+            wait()
+            times_ns.append(perf_counter_ns() - began)
+        if copy.data_ptr() == tensor.data_ptr():
+            continue
+        is_weight = place in task.weights
+        in_runs.update(() if is_weight else (place,))
+        when = "once" if is_weight else "in each run"
+        size = f"{copy.nbytes:,} bytes in {min(times_ns) / 1e3:,.0f} us"
+        notes.append(f"tensor {place + 1} copied {when}: {size}")
+    return frozenset(in_runs), "; ".join(notes)
+
+
+def runtime_program(
+    task: Task,
+    call: TensorCall,
+    run: Function,
+    to_runtime: Callable[[Tensor], Any],
+    from_runtime: Callable[[Any], Tensor],
+    prepare: Callable[[], object] = lambda: None,
+    note: str = "",
+) -> Program:
+    """Return a program that converts tensors before its runs, except those that must be copied in each run.
+
+    prepare : function to call before tensors are converted
+
+    The program has run once.
+    """
+    in_runs, copies = copied_in_runs(task)
+
+    def enter(arguments: Arguments) -> Arguments:
+        prepare()
+        tensors = enumerate(call.enter(arguments)[0])
+        return tuple(tensor if place in in_runs else to_runtime(tensor) for place, tensor in tensors), {}
+
+    def run_on_copies(*tensors: Any) -> Any:
+        return run(*(to_runtime(item) if place in in_runs else item for place, item in enumerate(tensors)))
+
+    def leave(outputs: Any) -> RunOutputs:
+        return call.leave([from_runtime(output) for output in outputs])
+
+    function = run_on_copies if in_runs else run
+    function(*enter((task.args, task.kwargs))[0])
+    return Program(function, enter, leave, note="; ".join(filter(None, (note, copies))))
 
 
 def to_torch(array: Any) -> Tensor:

@@ -20,6 +20,8 @@ from programs import refusal, run_command
 
 from opgrip.capture import Capture
 from opgrip.replay import load_results
+from opgrip.replay.cases.cases import make_cases
+from opgrip.replay.cases.unused_results import with_weights
 from opgrip.replay.results.results import Result
 from opgrip.replay.run.preparation import prepare
 from opgrip.replay.run.request import RunRequest
@@ -202,6 +204,19 @@ def test_gradients_are_compared(tmp_path: Path, planted: dict[str, str]) -> None
     assert set(backward[backward["mode"] != "planted-scaled"]["status"]) == {"ok"}
     # scaled results have scaled gradients
     assert set(rows_of(backward, "planted-scaled")["status"]) <= {"wrong", "unsupported"}
+
+
+def test_weights_are_tensors_that_no_call_makes_or_writes(tmp_path: Path) -> None:
+    image, weight, state = torch.randn(4, 8), torch.randn(6, 8), torch.randn(6, 5)
+    with torch.no_grad(), Capture(tmp_path / "calls.jsonl"):
+        for _ in range(2):
+            hidden = torch.mm(image, weight.t())
+            torch.mm(hidden, state)
+            state.add_(1)
+    trace = load(tmp_path / "calls.jsonl")
+    cases = sorted(with_weights(make_cases(trace), trace), key=lambda case: case.number)
+    names = ["aten.t.default", "aten.mm.default", "aten.mm.default", "aten.add_.Tensor"]
+    assert [(case.op, set(case.weights)) for case in cases] == [*zip(names, [{0}, {0, 1}, set(), set()], strict=True)]
 
 
 RELU = "aten.relu.default"
