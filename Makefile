@@ -32,7 +32,7 @@ help: ## list the targets
 demo: $(INSTALLED) ## capture the built-in detector, replay its trace, print the table
 	@mkdir -p demo
 	$(BIN)/opcapture --force -o demo/faster_rcnn.jsonl
-	$(BIN)/opreplay demo/faster_rcnn.jsonl --top 20
+	$(BIN)/opreplay demo/faster_rcnn.jsonl --top 20 --budget 5
 
 test: $(INSTALLED) ## run the quick tests, which touch every feature
 	$(if $(ARGS),,$(TIMES) test --) $(BIN)/python $(PYTEST) -m 'not slow' $(ARGS)

@@ -1,4 +1,4 @@
-"""Measure the error rates of the gate `slower<=5%`, on an idle and on a loaded machine.
+"""Measure the error rates of the gate `slower<=5%` and of the rows' verdicts, on an idle and on a loaded machine.
 
 A program's calls are replayed repeatedly by `opreplay --repeats`, first on the idle machine, then while one and two
 other processes compute all the time. Every run is compared with every other one: a failed gate is a false failure. Then
@@ -10,6 +10,8 @@ Runs stay in the folder of `--keep`, and existing runs are not repeated: an inte
 
     python benchmarks/compare_rates.py --keep DIR [--seconds 1200] [-o benchmarks/results/compare_rates.json]
     python benchmarks/compare_rates.py --markdown benchmarks/results/compare_rates.json
+    python benchmarks/compare_rates.py --keep DIR --trace traces/faster_rcnn.jsonl --top 25 --repeats 1 --threads 2 \
+        -o benchmarks/results/compare_rates_detector.json
 """
 
 from __future__ import annotations
@@ -34,13 +36,13 @@ from workloads import WORKLOADS
 
 from opgrip.capture import Capture
 from opgrip.replay.comparison import compare
-from opgrip.replay.comparison.differences import contended_share
+from opgrip.replay.comparison.differences import Verdict, contended_share
 from opgrip.replay.comparison.gate import Outcome
 from opgrip.replay.comparison.priors import SHORT_US
 from opgrip.replay.outcome import Results, read_run
 from opgrip.replay.results.results import Result
 
-GATE = "slower<=5%"
+GATE, TOTAL_GATE = "slower<=5%", "total<=5%"
 SLOWDOWNS = (1.0, 1.05, 1.1, 1.2, 2.0, 10.0)
 BURNERS = (0, 1, 2)
 REAL = "real"
@@ -53,6 +55,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5, help="of each run (default: %(default)s)")
     parser.add_argument("--top", type=int, default=40, help="cases with most time (default: %(default)s)")
     parser.add_argument("--workload", choices=WORKLOADS, default="BERT train", help="default: %(default)s")
+    parser.add_argument("--trace", type=Path, help="replay this trace instead of one of the workload")
+    parser.add_argument("--threads", type=int, default=1, help="of an operator (default: %(default)s)")
     parser.add_argument("--keep", type=Path, help="folder for the runs; existing runs are not repeated")
     parser.add_argument("--seconds", type=float, default=1200, help="begin no run after so long (default: %(default)s)")
     parser.add_argument("-o", "--output", type=Path, default=RESULTS, help="JSON file (default: %(default)s)")
@@ -73,7 +77,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Make the runs, alternating between kinds so that all meet the same load, and compare them."""
     began, before = monotonic(), Usage.now()
     args.keep.mkdir(parents=True, exist_ok=True)
-    trace = args.keep / "trace.jsonl"
+    trace = args.trace or args.keep / "trace.jsonl"
     if not trace.exists():
         capture(args.workload, trace)
     runs: dict[str, list[Results]] = {str(kind): [] for kind in (*BURNERS, REAL)}
@@ -90,7 +94,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             runs[kind].append(read_run(output))
     return {
         "gate": GATE,
-        "workload": args.workload,
+        "workload": args.trace.stem if args.trace else args.workload,
         "cases": args.top,
         "repeats": args.repeats,
         "processors": os.cpu_count(),
@@ -117,8 +121,8 @@ def run(trace: Path, output: Path, args: argparse.Namespace, variables: Mapping[
     variables : additional environment variables of the command
     """
     command = [str(Path(sys.executable).with_name("opreplay")), str(trace), "--top", str(args.top)]
-    command += ["--repeats", str(args.repeats), "--threads", "1", "-o", str(output)]
-    environment = os.environ | {"OPGRIP_STORE": "", "OMP_NUM_THREADS": "1"} | variables
+    command += ["--repeats", str(args.repeats), "--threads", str(args.threads), "-o", str(output)]
+    environment = os.environ | {"OPGRIP_STORE": "", "OMP_NUM_THREADS": str(args.threads)} | variables
     subprocess.run(command, check=True, capture_output=True, env=environment)
 
 
@@ -153,7 +157,10 @@ def compared(runs: Mapping[str, Sequence[Results]]) -> Iterator[dict[str, Any]]:
 def row_of(
     count: int, slowdown: str, pairs: Sequence[tuple[Results, Results]], change: Callable[[Results], Results]
 ) -> dict[str, Any]:
-    outcomes = Counter(compare(base, change(new)).gate(GATE)[0].outcome.value for base, new in pairs)
+    comparisons = [compare(base, change(new)) for base, new in pairs]
+    outcomes = Counter(comparison.gate(GATE)[0].outcome.value for comparison in comparisons)
+    totals = Counter(comparison.gate(TOTAL_GATE)[0].outcome.value for comparison in comparisons)
+    verdicts = Counter(pair.verdict.value for comparison in comparisons for pair in comparison.pairs)
     contended = [contended_share(row) for _, new in pairs for row in new]
     return {
         "burners": count,
@@ -161,6 +168,8 @@ def row_of(
         "comparisons": len(pairs),
         "contended": sum(contended) / max(len(contended), 1),
         **{outcome.value: outcomes[outcome.value] for outcome in Outcome},
+        "total": {outcome.value: totals[outcome.value] for outcome in Outcome},
+        "verdicts": {verdict.value: verdicts[verdict.value] for verdict in Verdict},
     }
 
 
@@ -179,12 +188,16 @@ def slowed(results: Results, factor: float) -> Results:
 def as_markdown(found: Mapping[str, Any]) -> str:
     """Return the table for docs/results.md with the rates in `found`, the result of `measure`."""
     lines = [
-        "| other processes | slower | comparisons | failed | not decided | passed |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| other processes | slower | comparisons | failed | not decided | passed | rows SLOWER or FASTER | SAME |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in found["rows"]:
         if row["comparisons"]:
             shares = [f"{row[name] / row['comparisons']:.1%}" for name in ("failed", "not decided", "passed")]
+            # results of older versions have no verdicts
+            verdicts = row.get("verdicts", {})
+            counts = [verdicts.get("SLOWER", 0) + verdicts.get("FASTER", 0), verdicts.get("SAME", 0)]
+            shares += [f"{count / sum(verdicts.values()):.2%}" if verdicts else "-" for count in counts]
             lines.append(f"| {row['burners']} | {row['slowdown']} | {row['comparisons']:,} | {' | '.join(shares)} |")
     lines.append("")
     lines.append(

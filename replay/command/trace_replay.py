@@ -43,7 +43,7 @@ from opgrip.replay.results.origins import Origin, this_machine
 from opgrip.replay.results.ratios import join_repeats, with_divided_launches, with_ratios
 from opgrip.replay.results.results import RAN, SETTINGS, Result
 from opgrip.replay.run.measure import CachedRows
-from opgrip.replay.run.request import options_hash
+from opgrip.replay.run.request import cost_us, options_hash
 from opgrip.replay.run.untrusted import unconfined
 from opgrip.replay.run.workload import Workload, expected_rows, load_workload, recorded_device
 from opgrip.replay.sequences.step_options import RankOptions, rows_of, totals_of
@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from opgrip.replay.sequences.ranks.control import Control
     from opgrip.replay.sequences.ranks.replay_ranks import StepOutcome
 
+LONG_S = 30  # expected time in s of a replay above which it is reported at the start
 MOST_REPEATS = 20  # maximum number of repeats of a case for which it is undecided whether it differs from another run
 
 RowsByCase = dict[int, list[Result]]
@@ -280,6 +281,10 @@ class TraceReplay:
             compiled = self._executor.compile(workload, rows, self._reporter, self._may_fork)
             remaining = counted(len(workload.cases) - len(rows), "case")
             doing = f"replaying {remaining} on {', '.join(workload.devices)}"
+            count_of_rows = sum(len(workload.variants(case)) for case in workload.cases)
+            costs_us = (cost_us(case, workload, count_of_rows) for case in workload.cases if case.number not in rows)
+            seconds = sum(costs_us) / 1e6 / len(workload.devices)
+            doing += f", in about {seconds:,.0f} s" if seconds > LONG_S else ""
             try:
                 for case_rows in self.rows(set(rows), compiled, doing):
                     if journal is not None:

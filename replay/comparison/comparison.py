@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import fsum
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from opgrip.replay.comparison.differences import (
     difference_of_sums,
     doubts,
     judge,
+    memory_rates,
 )
 from opgrip.replay.outcome import Results
 from opgrip.replay.results.ratios import shares_by
@@ -121,12 +122,14 @@ class Pair:
     """One case in one mode: its row in the base run and its row in the new run.
 
     judgement : verdict with the ratio of the times and its interval; None if one of the rows has no usable time
+    compared : the times of which the ratio is; None if one of the rows has no usable time
     reason : why the judgement is missing, or why the ratio's interval is wider than the repeats imply
     """
 
     base: Result
     new: Result
     judgement: RatioVerdict | None = None
+    compared: ComparedRows | None = None
     reason: str = ""
 
     @property
@@ -152,13 +155,13 @@ class Pair:
 
     @property
     def base_us(self) -> float:
-        """Total time of the case's calls in the base run, in us: number of calls times median."""
-        return max(self.base.count, 1) * (self.base.median_us or 0.0)
+        """Total time of the case's calls in the base run, in us: number of calls times the compared time."""
+        return max(self.base.count, 1) * (self.compared.base_us if self.compared else self.base.median_us or 0.0)
 
     @property
     def new_us(self) -> float:
-        """Total time of the same number of calls in the new run, in us: number of calls in the base times median."""
-        return max(self.base.count, 1) * (self.new.median_us or 0.0)
+        """Total time of the same number of calls in the new run, in us."""
+        return max(self.base.count, 1) * (self.compared.new_us if self.compared else self.new.median_us or 0.0)
 
     @property
     def lost_us(self) -> float:
@@ -200,7 +203,6 @@ class Comparison:
     missing: Sequence[Result] = ()
     added: Sequence[Result] = ()
     margin: float = MARGIN
-    _compared_by_row: Mapping[int, ComparedRows] = field(default_factory=dict, repr=False)
 
     @property
     def frame(self) -> pd.DataFrame:
@@ -238,9 +240,9 @@ class Comparison:
         """
         members: dict[str, list[tuple[float, ComparedRows]]] = defaultdict(list)
         for pair in self.pairs:
-            if pair.judgement is not None and not pair.is_contended:
+            if pair.compared is not None and not pair.is_contended:
                 for name, share in ({"all": 1.0} if by is None else shares_by(pair.base, by)).items():
-                    members[name].append((share * max(pair.base.count, 1), self._compared_by_row[id(pair.new)]))
+                    members[name].append((share * max(pair.base.count, 1), pair.compared))
         base_us = {name: fsum(calls * row.base_us for calls, row in rows) for name, rows in members.items()}
         names = sorted(members, key=lambda name: -base_us[name])
         judgements = judge([difference_of_sums(members[name]) for name in names], self.margin)
@@ -269,12 +271,14 @@ def compare(base: Results, new: Results, margin: float = MARGIN) -> Comparison:
     base_rows, new_rows = _by_identity(base.rows, ignored_columns), _by_identity(new.rows, ignored_columns)
     both = [(row, new_rows[identity]) for identity, row in base_rows.items() if identity in new_rows]
     timed = [pair for pair in both if _is_timed(pair[0]) and _is_timed(pair[1])]
-    compared = compare_rows(timed)
+    rates = memory_rates(timed)
+    compared = compare_rows(timed, rates)
     judged = iter(judge([item.difference for item in compared if item is not None], margin))
-    judgements = [None if item is None else next(judged) for item in compared]
     pairs = [
-        Pair(old, now, judgement, UNREADABLE if judgement is None else "; ".join(doubts(old, now)))
-        for (old, now), judgement in zip(timed, judgements, strict=True)
+        Pair(old, now, reason=UNREADABLE)
+        if item is None
+        else Pair(old, now, next(judged), item, "; ".join(doubts(old, now, rates)))
+        for (old, now), item in zip(timed, compared, strict=True)
     ]
     pairs.sort(key=lambda pair: -pair.lost_us)
     broken = [Pair(old, now) for old, now in both if _gave_results(old) and not _gave_results(now)]
@@ -297,7 +301,6 @@ def compare(base: Results, new: Results, margin: float = MARGIN) -> Comparison:
         missing=[row for identity, row in base_rows.items() if identity not in new_rows],
         added=[row for identity, row in new_rows.items() if identity not in base_rows],
         margin=margin,
-        _compared_by_row={id(now): item for (_, now), item in zip(timed, compared, strict=True) if item is not None},
     )
 
 

@@ -55,9 +55,6 @@ def total_line(total: Total) -> str:
 
 
 def advice(comparison: Comparison) -> Iterator[str]:
-    different = sum(map(_differs_from_medians, comparison.pairs))
-    if different:
-        yield f"{counted(different, 'ratio')} of fastest runs: over 10 % away from that of the medians in the table"
     unsure = [pair for pair in comparison.pairs if pair.verdict is Verdict.UNSURE]
     unreadable = sum(pair.judgement is None for pair in unsure)
     if unreadable:
@@ -80,12 +77,6 @@ def advice(comparison: Comparison) -> Iterator[str]:
             f"{counted(lost, 'case')} {verb} by about the margin, or by less than a machine's speed "
             "changes between runs"
         )
-
-
-def _differs_from_medians(pair: Pair) -> bool:
-    if pair.judgement is None or not (pair.base.median_us and pair.new.median_us):
-        return False
-    return abs(log(pair.judgement.ratio * pair.base.median_us / pair.new.median_us)) > log(1.1)
 
 
 INTERVAL = f"{CONFIDENCE:.0%} interval"
@@ -116,12 +107,13 @@ class ComparisonColumns(Columns):
         "hash of operator, shapes, dtypes and settings, which is the same for equal cases of all traces", default=""
     )
     count: int | None = column("number of calls in the program, according to the base")
-    base_us: float | None = column("median of the timed runs of the base", "us")
-    new_us: float | None = column("median of the timed runs of the new run", "us")
-    ratio: float | None = column(
-        "new time divided by that of the base: geometric mean over the repeats of their medians, or of their fastest "
-        "runs if medians are less reliable"
+    base_us: float | None = column(
+        "time of one call in the base: geometric mean over the repeats of their medians, or of their fastest runs if "
+        "medians are less reliable",
+        "us",
     )
+    new_us: float | None = column("time of one call in the new run, computed in the same way", "us")
+    ratio: float | None = column("`new_us` divided by `base_us`")
     low: float | None = column("lower end of the 95 % interval of `ratio`")
     high: float | None = column("upper end of the 95 % interval of `ratio`")
     probability: float | None = column("probability that an unchanged case differs by as much", "1")
@@ -163,10 +155,11 @@ def _why_untimed(row: Result) -> str:
 
 
 def _timed_row(pair: Pair) -> tuple[ComparisonColumns, Result]:
-    judgement = pair.judgement
+    judgement, compared = pair.judgement, pair.compared
     figures: dict[str, Any] = {}
-    if judgement is not None:
+    if judgement is not None and compared is not None:
         figures = {name: getattr(judgement, name) for name in ("ratio", "low", "high", "probability")}
+        figures |= {"base_us": compared.base_us, "new_us": compared.new_us}
     return _row(
         pair.verdict.value, pair.base, pair.new, **figures, more_runs=pair.more_runs, reason=pair.reason or None
     )
@@ -176,6 +169,7 @@ def _row(word: str, base: Result | None, new: Result | None, **figures: Any) -> 
     row, latest = base or new, new or base
     assert row is not None, "a row of a comparison is in one of the two runs"
     assert latest is not None, "a row of a comparison is in one of the two runs"
+    times = {"base_us": base and base.median_us, "new_us": new and new.median_us}
     cells = ComparisonColumns(
         verdict=word,
         op=row.op,
@@ -186,31 +180,14 @@ def _row(word: str, base: Result | None, new: Result | None, **figures: Any) -> 
         family=family_of(row.op),
         key=row.key,
         count=row.count,
-        base_us=None if base is None else base.median_us,
-        new_us=None if new is None else new.median_us,
         base_repeats=None if base is None else len(base.repeats or (1,)),
         new_repeats=None if new is None else len(new.repeats or (1,)),
-        **figures,
+        **(times | figures),
     )
     return cells, latest
 
 
-# columns that a notebook shows unless they are empty
-SHOWN = (
-    "verdict",
-    "op",
-    "shapes",
-    "mode",
-    "variant",
-    "count",
-    "base_us",
-    "new_us",
-    "ratio",
-    "low",
-    "high",
-    "more_runs",
-    "reason",
-)
+HIDDEN = ("module", "family", "key", "probability", "base_repeats", "new_repeats")  # columns that notebooks leave out
 
 
 def to_frame(comparison: Comparison) -> pd.DataFrame:
@@ -228,7 +205,7 @@ def to_html(comparison: Comparison) -> str:
         *advice(comparison),
     ]
     frame = to_frame(comparison)
-    filled = [name for name in SHOWN if (frame[name].notna() & (frame[name] != "")).any()]
+    filled = [name for name in frame if name not in HIDDEN and (frame[name].notna() & (frame[name] != "")).any()]
     return as_html(lines, frame[filled])
 
 

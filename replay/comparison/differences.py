@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from math import ceil, exp, fsum, log, sqrt
-from statistics import fmean, variance
+from statistics import fmean, median, variance
 
 from opgrip.cli.plugins import needed
 from opgrip.replay.comparison.priors import (
@@ -18,7 +18,7 @@ from opgrip.replay.comparison.priors import (
     contended_share,
     estimate,
     learn,
-    with_like_gaps,
+    learn_from_differences,
 )
 from opgrip.replay.results.results import CONTENDED, Result
 
@@ -29,7 +29,7 @@ from opgrip.replay.results.results import CONTENDED, Result
 ERROR = 0.002
 CONFIDENCE = 0.95  # confidence level of the intervals shown, and of the verdict SAME
 MOST_RUNS = 100
-MOST_SHOWN = 1_000  # ratio above which the upper end of an interval is shown as an open bound
+MOST_SHOWN = 10  # ratio above which an end of an interval is shown as open, and likewise its reciprocal
 MOST_LOG = 40.0  # limit of the logarithm of a ratio and of the ends of its interval
 
 
@@ -95,15 +95,17 @@ class RatioVerdict:
 
 
 def interval_text(low: float, high: float) -> str:
-    """Return an interval as text, such as `0.980 to 1.020`, or `0.980 to over 1,000` if it ends above `MOST_SHOWN`."""
-    return f"{low:.3f} to {high:.3f}" if high < MOST_SHOWN else f"{low:.3f} to over {MOST_SHOWN:,}"
+    """Return an interval as text, such as `0.980 to 1.020`, without ends beyond a factor of `MOST_SHOWN`."""
+    if low > 1 / MOST_SHOWN:
+        return f"{low:.3f} to {high:.3f}" if high < MOST_SHOWN else f"at least {low:.3f}"
+    return f"at most {high:.3f}" if high < MOST_SHOWN else "unknown"
 
 
 def judge(differences: Sequence[Difference], margin: float) -> list[RatioVerdict]:
     """Return the verdict on each difference; the verdicts account for the number of differences.
 
     FASTER and SLOWER follow from the Benjamini-Hochberg procedure over all differences. SAME means that the interval
-    lies within the margin.
+    lies within the margin, or that the difference does and its interval lies within twice the margin.
     margin : largest relative difference at which times count as the same, from 0 to 1
     """
     if not differences:
@@ -120,6 +122,8 @@ def judge(differences: Sequence[Difference], margin: float) -> list[RatioVerdict
             verdict = Verdict.SAME
         elif probability <= level:
             verdict = Verdict.SLOWER if item.log_ratio > 0 else Verdict.FASTER
+        elif abs(item.log_ratio) <= log(1 + margin) and max(-low, high) <= 2 * log(1 + margin):
+            verdict = Verdict.SAME
         else:
             verdict = Verdict.UNSURE
             room = _room(item, margin, -float(special.stdtrit(item.freedom, level / 2)))
@@ -139,7 +143,8 @@ def _level(probabilities: Sequence[float]) -> float:
 
 
 def _room(item: Difference, margin: float, quantile: float) -> float:
-    within = log(1 + margin) - max(item.base_excess + item.log_ratio, item.new_excess - item.log_ratio)
+    most = log(1 + margin) * (2 if abs(item.log_ratio) <= log(1 + margin) else 1)
+    within = most - max(item.base_excess + item.log_ratio, item.new_excess - item.log_ratio)
     return max(item.least / quantile, within / 2) ** 2 - 2 * item.drift**2
 
 
@@ -155,8 +160,8 @@ def _exp(value: float) -> float:
 
 # relative differences of a device's clock and of the memory read rate above which they may explain a slower run
 #
-# On a quiet machine the memory rate varies by 1 to 2 % from run to run.
-CLOCKS, MEMORY = 0.05, 0.1
+# On a quiet virtual machine, the median of the memory rate varies by up to 16 % from run to run.
+CLOCKS, MEMORY = 0.05, 0.2
 # factors by which the mean of a run varies more than its repeats suggest: for medians, and for fastest runs
 #
 # Repeats are seconds apart, while the speed of a machine changes over minutes. Measured by
@@ -179,30 +184,47 @@ class ComparedRows:
     """The times that represent a case's two rows in a comparison, and their difference.
 
     base, new : the compared estimates: medians of the repeats, or fastest runs if medians are less reliable
-    base_us, new_us : time of one call in each run
     """
 
     difference: Difference
     base: Estimate
     new: Estimate
-    base_us: float
-    new_us: float
+
+    @property
+    def base_us(self) -> float:
+        return exp(self.base.mean)
+
+    @property
+    def new_us(self) -> float:
+        return exp(self.new.mean)
 
 
-def compare_rows(timed: Sequence[tuple[Result, Result]]) -> list[ComparedRows | None]:
+# rates in GB/s at which memory was read in the base run and in the new run: medians over their rows
+MemoryRates = tuple[float | None, float | None]
+
+
+def memory_rates(timed: Sequence[tuple[Result, Result]]) -> MemoryRates:
+    base = [row.memory_gb_per_s for row, _ in timed if row.memory_gb_per_s]
+    new = [row.memory_gb_per_s for _, row in timed if row.memory_gb_per_s]
+    return median(base) if base else None, median(new) if new else None
+
+
+def compare_rows(timed: Sequence[tuple[Result, Result]], rates: MemoryRates) -> list[ComparedRows | None]:
     """Return the comparison of each pair of timed rows (base, new); None if a row has no usable time."""
     chosen = [_choose(*rows) for rows in timed]
     learned = {}
     for is_short, usual in USUAL.items():
-        samples = [
-            (pair.base.squares + pair.new.squares, pair.repeats - 2)
+        pairs = [
+            pair
             for (row, new), pair in zip(timed, chosen, strict=True)
-            if pair is not None and _is_short(row) == is_short and pair.repeats > 2
-            if CONTENDED not in (row.status, new.status)
+            if pair is not None and _is_short(row) == is_short and CONTENDED not in (row.status, new.status)
         ]
-        learned[is_short] = learn(samples, usual)
+        single = [pair for pair in pairs if pair.repeats == 2]
+        differences = [pair.new.mean - pair.base.mean for pair in single]
+        samples = [(pair.base.squares + pair.new.squares, pair.repeats - 2) for pair in pairs if pair.repeats > 2]
+        learned[is_short] = learn(samples, learn_from_differences(differences, usual))
     return [
-        None if pair is None else _compare(rows, pair, learned[_is_short(rows[0])])
+        None if pair is None else _compare(rows, pair, learned[_is_short(rows[0])], rates)
         for rows, pair in zip(timed, chosen, strict=True)
     ]
 
@@ -218,6 +240,10 @@ class _Chosen:
     def repeats(self) -> int:
         return len(self.base.logs) + len(self.new.logs)
 
+    @property
+    def within(self) -> float:
+        return (self.base.within + self.new.within) / 2
+
 
 def _choose(base: Result, new: Result) -> _Chosen | None:
     old, now = estimate(base), estimate(new)
@@ -225,7 +251,6 @@ def _choose(base: Result, new: Result) -> _Chosen | None:
         return None
     if not (old.gaps and now.gaps):
         return _Chosen(old, now, is_fastest=False)
-    old, now = with_like_gaps(old, now)
     missed = fmean(now.gaps) - fmean(old.gaps)
     by_chance = 3 * sqrt(sum(variance(of.gaps) / len(of.gaps) for of in (old, now) if len(of.gaps) > 1))
     is_contended = max(contended_share(base), contended_share(new)) > FEW_CONTENDED
@@ -237,17 +262,16 @@ def _choose(base: Result, new: Result) -> _Chosen | None:
     return _Chosen(*fastest, is_fastest=True, missed=missed)
 
 
-def _compare(rows: tuple[Result, Result], pair: _Chosen, prior: Prior) -> ComparedRows:
+def _compare(rows: tuple[Result, Result], pair: _Chosen, prior: Prior, rates: MemoryRates) -> ComparedRows:
     base, new = rows
     freedom = pair.repeats - 2
     own, whole = prior.posterior(pair.base.squares + pair.new.squares, freedom)
-    # a single repeat does not show the variance between repeats; its runs only show the error of its median
-    if not freedom:
-        own += (pair.base.within + pair.new.within) / 2
-    # without repeats the prior already covers single runs
     if freedom:
         own *= ALIKE_FASTEST if pair.is_fastest else ALIKE
-    slow_base, slow_new = _pace_excess(base, new)
+    # without repeats the prior covers usual runs; the error of a median of few or noisy runs is not well known
+    elif pair.within > own:
+        own, whole = own + pair.within, min(whole, USUAL[True].freedom)
+    slow_base, slow_new = _pace_excess(base, new, rates)
     difference = Difference(
         pair.new.mean - pair.base.mean,
         own,
@@ -259,11 +283,7 @@ def _compare(rows: tuple[Result, Result], pair: _Chosen, prior: Prior) -> Compar
         base_excess=_contention_excess(base) + slow_base + max(0.0, pair.missed),
         new_excess=_contention_excess(new) + slow_new,
     )
-    times = [row.median_us if not pair.is_fastest and row.median_us else None for row in rows]
-    base_us, new_us = (
-        exp(of.mean) if time is None else time for time, of in zip(times, (pair.base, pair.new), strict=True)
-    )
-    return ComparedRows(difference, pair.base, pair.new, base_us, new_us)
+    return ComparedRows(difference, pair.base, pair.new)
 
 
 def difference_of_sums(rows: Sequence[tuple[float, ComparedRows]]) -> Difference:
@@ -312,11 +332,8 @@ def _contention_excess(row: Result) -> float:
     return UNBOUNDED_LOG if row.status == CONTENDED else contended_share(row) * CONTENDED_LOG
 
 
-def _pace_excess(base: Result, new: Result) -> tuple[float, float]:
-    changes = [
-        _change(base.clock_mhz, new.clock_mhz, CLOCKS),
-        _change(base.memory_gb_per_s, new.memory_gb_per_s, MEMORY),
-    ]
+def _pace_excess(base: Result, new: Result, rates: MemoryRates) -> tuple[float, float]:
+    changes = [_change(base.clock_mhz, new.clock_mhz, CLOCKS), _change(*rates, MEMORY)]
     return max(0.0, *(-change for change in changes)), max(0.0, *changes)
 
 
@@ -327,7 +344,7 @@ def _change(base: float | None, new: float | None, least: float) -> float:
     return change if abs(change) > least else 0.0
 
 
-def doubts(base: Result, new: Result) -> Iterator[str]:
+def doubts(base: Result, new: Result, rates: MemoryRates) -> Iterator[str]:
     """Yield, as text, why the interval of the ratio of a case's times is wider than its repeats alone imply."""
     contended = [
         f"{share:.0%} of the runs in {name} were contended"
@@ -338,5 +355,5 @@ def doubts(base: Result, new: Result) -> Iterator[str]:
         yield ", ".join(contended)
     if _change(base.clock_mhz, new.clock_mhz, CLOCKS):
         yield f"the device's clock was {base.clock_mhz:,.0f} MHz in BASE, {new.clock_mhz:,.0f} MHz in NEW"
-    if _change(base.memory_gb_per_s, new.memory_gb_per_s, MEMORY):
-        yield f"memory was read at {base.memory_gb_per_s:.1f} GB/s in BASE, {new.memory_gb_per_s:.1f} GB/s in NEW"
+    if _change(*rates, MEMORY):
+        yield f"memory was read at {rates[0]:.1f} GB/s in BASE, {rates[1]:.1f} GB/s in NEW"

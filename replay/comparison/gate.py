@@ -34,6 +34,7 @@ HINT = f"write {', '.join(f'{name}<=5%' for name in TIMED)}, or {', '.join(f'{na
 # factors that are applied to a gate's limit: for the upper end of the total's interval, for that of a decided row's,
 # and for the ratio of an undecided row
 TOTAL_END, ROW_END, ROW_RATIO = 1.05, 1.25, 1.5
+MOST_CONTENDED = 2.0  # largest ratio that is assumed for a row without an upper end because of contention
 REPEATS, MOST_REPEATS = 5, 20  # smallest and largest number of repeats that is recommended
 
 
@@ -87,6 +88,7 @@ class _Limited:
     judgement: RatioVerdict | None
     pairs: Sequence[Pair]
     share: float = 1.0
+    most: float = inf
 
     def is_slower(self, limit: float) -> bool:
         judgement = self.judgement
@@ -98,7 +100,7 @@ class _Limited:
     def loss(self, is_certain: bool = False) -> float:
         if self.judgement is None:
             return inf
-        return self.judgement.ratio if is_certain else self.share * (self.judgement.high - 1)
+        return self.judgement.ratio if is_certain else self.share * (min(self.judgement.high, self.most) - 1)
 
     def __str__(self) -> str:
         if self.judgement is None:
@@ -186,7 +188,12 @@ def _limited_rows(gate: Gate, comparison: Comparison) -> list[_Limited]:
         for pair in (*comparison.broken, *comparison.untimed)
         if pair.base.median_us is not None and pair.new.median_us is None
     ]
-    limited = [_Limited(describe(pair.new), pair.judgement, [pair]) for pair in single]
+    limited = [
+        _Limited(describe(pair.new), pair.judgement, [pair], min(pair.base_us / whole_us, 1.0), MOST_CONTENDED)
+        if pair.is_contended and pair.base_us and whole_us
+        else _Limited(describe(pair.new), pair.judgement, [pair])
+        for pair in single
+    ]
     if gate.name == TOTAL:
         return limited
     summed = [pair for pair in comparison.pairs if pair.judgement is not None and not pair.is_contended]

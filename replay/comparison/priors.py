@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import exp, inf, log, sqrt
-from statistics import fmean, variance
+from statistics import fmean, median, variance
 
 from opgrip.cli.plugins import needed
 from opgrip.replay.results.ratios import repeats_of
@@ -31,15 +31,11 @@ class Estimate:
     within : variance of one element of `logs`, estimated from the spread of the runs within a repeat
     gaps : for each repeat, the logarithm of the median divided by the fastest run: contention increases it, a slower
         operator does not
-    strata : for each repeat, the number of groups of runs (such as with different input values) whose gaps are averaged
-    whole_gaps : for each repeat, the gap of all runs as one group
     """
 
     logs: tuple[float, ...]
     within: float
     gaps: tuple[float, ...] = ()
-    strata: tuple[int, ...] = ()
-    whole_gaps: tuple[float, ...] = ()
 
     @property
     def of_fastest(self) -> Estimate:
@@ -60,44 +56,35 @@ def estimate(row: Result) -> Estimate | None:
     If the times of the runs were not kept, median and spread are used.
     """
     logs, variances, gaps = [], [], []
-    strata: list[int] = []
-    whole_gaps = []
-    for times, weights in repeats_of(row):
-        # 0.5 plus or minus one standard deviation of the median's rank, from the binomial distribution
-        total = sum(weights)
-        step = min(0.5, 0.5 * sqrt(sum((weight / total) ** 2 for weight in weights)))
-        low, middle, high = (quantile(times, weights, share) for share in (0.5 - step, 0.5, 0.5 + step))
+    for times, weights, numbers in repeats_of(row):
+        kinds, middle = _strata(times, weights, numbers), quantile(times, weights, 0.5)
+        # 0.5 plus or minus one standard deviation of the median's rank, from a binomial distribution in each stratum
+        ranks = [(share, len(of), (sum(time <= middle for time in of) + 0.5) / (len(of) + 1)) for share, of in kinds]
+        step = min(0.5, sqrt(sum(share**2 * rank * (1 - rank) / runs for share, runs, rank in ranks)))
+        low, high = (quantile(times, weights, share) for share in (0.5 - step, 0.5 + step))
         if not 0 < low <= high < inf or not min(times) > 0:
             return None
         logs.append(log(middle))
         variances.append(((log(high) - log(low)) / 2) ** 2)
-        kinds = _strata(times, weights)
-        strata.append(len(kinds))
         gaps.append(sum(share * log(quantile(of, [1.0] * len(of), 0.5) / min(of)) for share, of in kinds))
-        whole_gaps.append(log(middle) - min(log(min(of)) for _, of in kinds))
     if row.status != CONTENDED and not 0 < (row.median_us or 0.0) < inf:
         return None
     if logs:
-        return Estimate(tuple(logs), fmean(variances), tuple(gaps), tuple(strata), tuple(whole_gaps))
+        return Estimate(tuple(logs), fmean(variances), tuple(gaps))
     if row.median_us is None:
         return None
     deviation = (row.spread or 0.0) / NORMAL_IQR * OF_MEDIAN / sqrt(max(row.samples, 1))
     return Estimate((log(row.median_us),), deviation**2)
 
 
-def _strata(times: Sequence[float], weights: Sequence[float]) -> list[tuple[float, list[float]]]:
-    strata: dict[float, list[float]] = defaultdict(list)
-    for time, weight in zip(times, weights, strict=True):
+def _strata(times: Sequence[float], weights: Sequence[float], kinds: Sequence[int]) -> list[tuple[float, list[float]]]:
+    strata: dict[int, list[float]] = defaultdict(list)
+    shares: dict[int, float] = defaultdict(float)
+    for time, weight, kind in zip(times, weights, kinds, strict=True):
         if weight > 0:
-            strata[float(f"{weight:.9g}")].append(time)
-    total = sum(weight * len(of) for weight, of in strata.items())
-    return [(weight * len(of) / total, of) for weight, of in strata.items()]
-
-
-def with_like_gaps(base: Estimate, new: Estimate) -> tuple[Estimate, Estimate]:
-    if len({*base.strata, *new.strata}) <= 1:
-        return base, new
-    return replace(base, gaps=base.whole_gaps), replace(new, gaps=new.whole_gaps)
+            strata[kind].append(time)
+            shares[kind] += weight
+    return [(shares[kind] / sum(shares.values()), of) for kind, of in strata.items()]
 
 
 def contended_share(row: Result) -> float:
@@ -115,6 +102,8 @@ SHORT_US = 50  # duration below which calls vary more between replays, because t
 FEWEST = 10  # smallest number of repeated cases from which a prior is learned
 LEAST = 1e-8  # variance assumed for a case whose repeats are equal
 MOST_FREEDOM = 100.0
+# for a normal distribution: standard deviation divided by the median absolute deviation, and efficiency of the latter
+MAD_TO_DEVIATION, MAD_EFFICIENCY = 1.4826, 0.37
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +149,18 @@ def learn(samples: Sequence[tuple[float, int]], usual: Prior) -> Prior:
     freedom = min(2 * _inverse_trigamma(surplus), MOST_FREEDOM) if surplus > 0 else MOST_FREEDOM
     half = freedom / 2
     return Prior(exp(fmean(shifted) + float(special.digamma(half)) - log(half)), freedom)
+
+
+def learn_from_differences(differences: Sequence[float], usual: Prior) -> Prior:
+    """Return the prior for cases without repeats, learned from how much the cases of two runs differ.
+
+    differences : for each case, the logarithm of the ratio of its times
+    """
+    # changes of most cases look like noise: it is never assumed to be larger than usual
+    if len(differences) < FEWEST:
+        return usual
+    of_one = (MAD_TO_DEVIATION * median(map(abs, differences))) ** 2 / 2
+    return min(usual, Prior(max(of_one, LEAST), MAD_EFFICIENCY * len(differences)), key=lambda prior: prior.variance)
 
 
 def _inverse_trigamma(value: float) -> float:

@@ -169,6 +169,7 @@ def join_repeats(rows: Sequence[Result]) -> Result:
         return replace(first, **errors)
     repeats = [count for row in rows for count in row.repeats or [len(row.times_us or ())]]
     weights = [weight * len(row.repeats or (1,)) / len(repeats) for row in rows for weight in weights_of(row)]
+    kinds = [kind for row in rows for kind in row.kinds or [0] * len(row.times_us or ())]
     p10, low, middle, high, p90 = (quantile(times, weights, share) for share in (0.1, 0.25, 0.5, 0.75, 0.9))
     spread, runs = (high - low) / middle if middle else None, effective_runs(weights)
     ratios: dict[str, Any] = {
@@ -195,6 +196,7 @@ def join_repeats(rows: Sequence[Result]) -> Result:
         gb_per_s=rate_of(first.bytes_moved, middle) if first.status == OK else None,
         times_us=times,
         weights=weights,
+        kinds=kinds if any(kinds) else None,
         repeats=repeats,
         ratio=None,
         **ratios,
@@ -205,8 +207,7 @@ def join_repeats(rows: Sequence[Result]) -> Result:
 
 def weights_of(row: Result) -> list[float]:
     """Return the weight of each timed run of a row; the weights sum to 1."""
-    count = len(row.times_us or ())
-    weights = row.weights or []
+    count, weights = len(row.times_us or ()), row.weights or []
     # files may contain invalid weights
     if len(weights) != count or min(weights, default=0.0) < 0 or not sum(weights) > 0:
         weights = [1.0] * count
@@ -214,15 +215,17 @@ def weights_of(row: Result) -> list[float]:
     return [weight / total for weight in weights]
 
 
-def repeats_of(row: Result) -> Iterator[tuple[Sequence[float], Sequence[float]]]:
+def repeats_of(row: Result) -> Iterator[tuple[Sequence[float], Sequence[float], Sequence[int]]]:
     times, weights = row.times_us or [], weights_of(row)
+    kinds = row.kinds if row.kinds and len(row.kinds) == len(times) else [0] * len(times)
     counts = row.repeats or []
     if sum(counts) != len(times) or min(counts, default=0) < 0:
         counts = [len(times)]
     start = 0
     for count in counts:
         if sum(weights[start : start + count]) > 0:
-            yield times[start : start + count], weights[start : start + count]
+            end = start + count
+            yield times[start:end], weights[start:end], kinds[start:end]
         start += count
 
 

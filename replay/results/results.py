@@ -125,6 +125,7 @@ class Result:
         "1",
         several=True,
     )
+    kinds: list[int] | None = column("kind of each timed run, by input values and memory state", several=True)
     repeats: list[int] | None = column("number of timed runs of each repeat, with `--repeats`", several=True)
     spread: float | None = column("interquartile range of the timed runs, divided by their median")
     stopped: str | None = column(

@@ -88,6 +88,8 @@ def measure_cases(
         of the first call, or the reason why compilation failed
     """
     pages.keep_freed_memory()
+    rows = sum(len(workload.variants(case)) for case in workload.cases or cases)
+    workload = workload.with_request(effort=workload.request.effort.of_one(rows))
     with closing(Clocks(None if workload.request.profiled else find_gpu(workload.device))) as clocks:
         for window in windows(cases, workload):
             yield from _measure(

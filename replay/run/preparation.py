@@ -454,6 +454,7 @@ def with_times(result: Result, samples: Samples, workload: Workload, variant: Va
         cache=workload.cache_of(variant),
         times_us=[round(time_ns / 1e3, DECIMALS) for time_ns in samples.in_order],
         weights=samples.weights,
+        kinds=samples.kinds,
         memory_gb_per_s=samples.memory_gb_per_s,
     )
 

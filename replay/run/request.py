@@ -264,11 +264,11 @@ def take_shard(cases: Sequence[Case], workload: Workload, part: Shard) -> list[C
     return [cases[place] for place in sorted(in_program[order] for order in selected)]
 
 
-def cost_us(case: Case, workload: Workload) -> int:
-    """Return the estimated time in us to measure a case; an integer, so that all machines compute the same value."""
+def cost_us(case: Case, workload: Workload, rows: int = MOST_SHARDS) -> int:
+    """Return the estimated time in us to measure a case if `rows` share the time budget; the same on all machines."""
     from opgrip.replay.modes import find_mode
 
-    effort, variants = workload.request.effort, workload.variants(case)
+    effort, variants = workload.request.effort.of_one(rows), workload.variants(case)
     budget_us, runs = effort.budget_s * 1e6, effort.iterations or RUNS
     fewest = min(runs, FEWEST_RUNS) * case.captured_us
     row_us = max(fewest, min(runs * case.captured_us, budget_us)) + effort.warmup * case.captured_us

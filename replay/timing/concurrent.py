@@ -18,7 +18,7 @@ from opgrip.platform.contention import Contention
 from opgrip.replay.operators.contexts import restored
 from opgrip.replay.operators.devices import DeviceLostError, check_use, synchronizer
 from opgrip.replay.timing.rounds import MOST_DROPPED, Announce, FunctionGroup, no_garbage_collection
-from opgrip.replay.timing.samples import Samples, ratio_quantiles
+from opgrip.replay.timing.samples import Samples
 from opgrip.replay.timing.stopwatch import Pace, block_size
 from opgrip.replay.timing.timed_functions import MOST, TimedFunction
 from opgrip.replay.timing.timing_options import Effort
@@ -92,7 +92,6 @@ class ConcurrentRun:
 
     timed_function: TimedFunction
     loaded: Samples
-    ratio: tuple[float, float, float] | None
     overlap: float | None
     together: int
 
@@ -126,8 +125,6 @@ def measure_concurrently(
 class _Times:
     timed_function: TimedFunction
     loaded: Samples = field(default_factory=lambda: Samples({LOADED: 1.0}))
-    alone_ns: list[float] = field(default_factory=list)
-    loaded_ns: list[float] = field(default_factory=list)
 
 
 class _Load:
@@ -206,14 +203,12 @@ class _Batch:
             return
         is_contended = contention.is_contended(since)
         dropped = self._pace.is_slowed() and running[0].loaded.dropped < MOST_DROPPED and not is_contended
-        for times, time_ns, loaded_ns in zip(running, alone_ns, under, strict=True):
+        for times, loaded_ns in zip(running, under, strict=True):
             times.loaded.spent_ns += spent
             times.loaded.dropped += dropped
             if is_contended and loaded_ns is not None:
                 times.loaded.add_contended(LOADED, loaded_ns)
             elif not dropped and loaded_ns is not None:
-                times.alone_ns.append(max(time_ns, 1.0))
-                times.loaded_ns.append(loaded_ns)
                 times.loaded.add(LOADED, loaded_ns)
         if not dropped and not is_contended:
             starts, ends = zip(*filter(None, spans), strict=True)
@@ -284,9 +279,8 @@ class _Batch:
             return None
 
     def _result(self, times: _Times) -> ConcurrentRun:
-        ratio = ratio_quantiles(times.loaded_ns, times.alone_ns)
         overlap = float(np.median(self._overlaps)) if self._overlaps else None
-        return ConcurrentRun(times.timed_function, times.loaded, ratio, overlap, len(self._all))
+        return ConcurrentRun(times.timed_function, times.loaded, overlap, len(self._all))
 
 
 def _mean_until(end_ns: int, spans: Sequence[tuple[int, int]]) -> float:

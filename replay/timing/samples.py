@@ -10,6 +10,8 @@ import numpy as np
 from opgrip.replay.timing.timing_options import Effort
 
 FEWEST = 10  # minimum number of runs of a case, unless its budget is too short
+# duration in ns from which a call is long, and minimum number of its runs: a few seconds of a shared machine say little
+LONG_RUN_NS, FEWEST_LONG = 10_000_000, 30
 LEAST = 3  # minimum number of runs of a case in any event
 # share of the program's calls above which a stratum (runs with the same values and memory) needs `LEAST` runs
 MAIN = 0.5
@@ -120,6 +122,11 @@ class Samples:
         return trim([weight_of.get(stratum, 0.0) / total for stratum in self._strata_in_order])
 
     @property
+    def kinds(self) -> list[int] | None:
+        numbers = {stratum: number for number, stratum in enumerate(self.times)}
+        return [numbers[stratum] for stratum in self._strata_in_order] if len(numbers) > 1 else None
+
+    @property
     def effective_runs(self) -> int:
         return effective_runs(self.weights or [1.0] * len(self))
 
@@ -154,7 +161,8 @@ class Samples:
             if len(self) >= effort.iterations:
                 return "iterations"
         elif len(self) >= LEAST:
-            if len(self) >= self._fewest and self._spreads and not self._lacks_main:
+            fewest = max(self._fewest, FEWEST_LONG if fsum(self.in_order) >= LONG_RUN_NS * len(self) else 0)
+            if len(self) >= fewest and self._spreads and not self._lacks_main:
                 if self._spreads[-1] <= effort.precision:
                     return "precision"
                 last = self._spreads[-SETTLED:]
@@ -211,15 +219,3 @@ def effective_runs(weights: Sequence[float]) -> int:
     squares = fsum(weight * weight for weight in weights)
     # the summand corrects rounding: n weights of 1/n result in slightly less than n
     return int(fsum(weights) ** 2 / squares + 1e-9) if squares > 0 else 0
-
-
-def ratio_quantiles(times: Sequence[float], base: Sequence[float]) -> tuple[float, float, float] | None:
-    """Return the 10th, 50th and 90th percentile of the ratio times / base, taken run by run; None without a ratio.
-
-    times, base : times of two functions, in the order of their runs; times of 0 have no ratio
-    """
-    pairs = [(time, other) for time, other in zip(times, base, strict=False) if time > 0 and other > 0]
-    if not pairs:
-        return None
-    low, middle, high = np.quantile([time / other for time, other in pairs], (0.1, 0.5, 0.9))
-    return float(low), float(middle), float(high)

@@ -119,6 +119,10 @@ class TimingOptions:
             )
 
 
+# minimum number of parts into which the time budget is divided, and shortest part in s, if the whole is not shorter
+FEWEST_PARTS, LEAST_PART_S = 25, 0.25
+
+
 @titled("timing")
 @dataclass(frozen=True, slots=True)
 class Effort:
@@ -132,8 +136,9 @@ class Effort:
         common=True,
     )
     budget_s: float = option(
-        0.25,
-        "stop timing a case after this time, including the work between its runs (default: %(default)s)",
+        75.0,
+        "stop timing after about this time; each case gets an equal part, at most a 25th and at least 0.25 s "
+        "(default: %(default)s)",
         word="budget",
         parse=seconds,
         metavar="SECONDS",
@@ -163,3 +168,8 @@ class Effort:
         only=("single cases",),
         role=EFFORT,
     )
+
+    def of_one(self, rows: int) -> Effort:
+        """Return the effort for one of several rows, with its part of the time budget."""
+        part_s = self.budget_s / max(rows * self.repeats, FEWEST_PARTS)
+        return replace(self, budget_s=max(part_s, min(self.budget_s, LEAST_PART_S)))

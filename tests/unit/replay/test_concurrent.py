@@ -85,8 +85,6 @@ def test_kernels_run_concurrently_and_are_each_timed_under_load() -> None:
         assert row.together == 2
         assert len(row.loaded) == 5
         assert row.overlap is not None
-        assert row.ratio is not None
-        assert row.ratio[0] <= row.ratio[1] <= row.ratio[2]
 
 
 @pytest.mark.alone
@@ -94,12 +92,9 @@ def test_kernels_run_concurrently_and_are_each_timed_under_load() -> None:
 def test_function_that_holds_the_interpreter_lock_does_not_overlap(function: Callable[..., Any]) -> None:
     rows = measured(*(timed_function_of(function, number) for number in range(3)), count=3)
     overlaps = [row.overlap for row in rows if row.overlap is not None]
-    ratios = [row.ratio[1] for row in rows if row.ratio is not None]
     with compared_times():
-        assert (len(overlaps), len(ratios)) == (3, 3)
+        assert len(overlaps) == 3
         assert 0.4 < min(overlaps) <= max(overlaps) < 1.6
-        # the first to get the lock waits less than the others
-        assert 1.7 < sum(ratios) / 3 < 6
 
 
 @pytest.mark.alone
@@ -140,7 +135,6 @@ def test_failing_function_does_not_affect_others() -> None:
     rows = measured(timed_function_of(failing), timed_function_of(torch.sin, 1), timed_function_of(at_once, 2), count=3)
     assert [str(row.timed_function.failure) for row in rows] == ["planted", "None", "at once"]
     assert [len(row.loaded) for row in rows] == [0, 5, 0]
-    assert rows[1].ratio is not None
     assert rows[1].overlap is not None
 
 

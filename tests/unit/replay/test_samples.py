@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opgrip.replay.timing.samples import FEWEST, LEAST, Samples, ratio_quantiles, trim
+from opgrip.replay.timing.samples import FEWEST, FEWEST_LONG, LEAST, Samples, trim
 from opgrip.replay.timing.timing_options import Effort
 
 TIMES = st.lists(st.floats(1, 1e9), min_size=2, max_size=60)
@@ -48,6 +48,14 @@ def test_equal_times_are_precise_after_the_fewest_runs() -> None:
     while samples.done(effort) is None:
         samples.add("all", 1000.0)
     assert (samples.done(effort), len(samples)) == ("precision", FEWEST)
+
+
+def test_long_calls_have_more_runs_within_their_part_of_the_budget() -> None:
+    samples, effort = Samples({"all": 1.0}), Effort().of_one(5)
+    assert [Effort().of_one(rows).budget_s for rows in (1, 100, 10_000)] == [3.0, 0.75, 0.25]
+    while samples.done(effort) is None:
+        samples.add("all", 2e7)
+    assert (samples.done(effort), len(samples)) == ("precision", FEWEST_LONG)
 
 
 def test_spread_that_does_not_shrink_has_settled() -> None:
@@ -110,15 +118,3 @@ def test_main_stratum_gets_three_runs_beyond_the_budget() -> None:
     while never.done(effort) is None:
         never.add("rest", 1000.0)
     assert len(never) == 6
-
-
-def test_ratios_are_computed_run_by_run() -> None:
-    # both drift by a factor of ten, and one is always twice the other
-    base = np.linspace(100, 1000, 50)
-    assert ratio_quantiles((2 * base).tolist(), base.tolist()) == pytest.approx((2.0, 2.0, 2.0))
-
-
-def test_runs_as_short_as_the_clock_have_no_ratio() -> None:
-    assert ratio_quantiles([4.0, 0.0, 5.0], [2.0, 2.0, 0.0]) == (2.0, 2.0, 2.0)
-    assert ratio_quantiles([0.0, 1.0], [1.0, 0.0]) is None
-    assert ratio_quantiles([], []) is None

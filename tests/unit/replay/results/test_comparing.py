@@ -52,6 +52,12 @@ def test_one_repeat_cannot_decide_a_small_difference() -> None:
     assert any(pair.more_runs for pair in comparison.pairs)
 
 
+def test_cases_without_repeats_are_the_same_if_most_differ_little() -> None:
+    quiet, noisy = ([make_run(seed, repeats=1, between=0.01, runs=runs) for seed in (1, 2)] for runs in (500, 20))
+    assert compare(*quiet).counts[Verdict.SAME] > 30
+    assert compare(*noisy).counts[Verdict.UNSURE] > 50
+
+
 def test_cases_are_joined_if_their_numbers_differ() -> None:
     base, new = make_run(1), make_run(2)
     renumbered = Results([replace(row, case=100 - row.case) for row in reversed(new.rows)], new.header)
