@@ -80,7 +80,7 @@ _own = threading.local()
 
 @contextmanager
 def own_work() -> Iterator[None]:
-    """Do not record the operators that this thread calls inside the block, because they are opgrip's own work."""
+    """Do not record the operators that this thread calls inside the block."""
     if at_own_work():
         yield
         return
@@ -98,10 +98,7 @@ def at_own_work() -> bool:
 
 
 class Running(OrderlyMode):
-    """Dispatch mode that counts and times the operators that run in a block, below autograd and autocast.
-
-    operators, operator_ns : number and total time of the operators
-    """
+    """Dispatch mode that counts and times the operators that run in a block."""
 
     supports_higher_order_operators = True
 
@@ -190,13 +187,10 @@ def tags_of(func: Any, shapes: Sequence[tuple[tuple[int, ...], bool]]) -> Iterat
 
 @dataclass(frozen=True, slots=True)
 class GrippedCall:
-    """A recorded call of a gripped function, with its arguments and results.
+    """A recorded call of a gripped function.
 
-    args, kwargs : arguments before the call, with the tensors' strides and requires_grad
     after : copy of the arguments after the call if the call wrote into them, else None
     random_state : state of torch's CPU generator before the call, if the call drew random numbers, else None
-    operators, operator_ns : number and total time of the operators that the function ran
-    settings : torch settings by name, such as `grad` and `default_dtype`, and autocast in the form `cpu:bfloat16`
     """
 
     args: tuple[Any, ...]
@@ -214,9 +208,7 @@ class GrippedCall:
 class Gripped:
     """A gripped function with its recorded calls, from which a sample is written.
 
-    owner : class of a method, None for a function
     entry : qualified name, such as `delta2bbox` or `Coder.decode`
-    tags : kinds of operators that the function runs, such as `Reduce`, from `opgrip.samples.tags.Tag`
     by_reference : True if the sample imports the function instead of containing its code
     """
 
@@ -235,11 +227,7 @@ MOST_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Settings for recording the calls of a gripped function.
-
-    calls : maximum number of recorded calls, all with different signatures
-    name : name of the sample; None for the function's own name
-    """
+    """Settings for recording the calls of a gripped function."""
 
     calls: int = CALLS
     name: str | None = None
@@ -249,10 +237,9 @@ class Keep:
 
 @dataclass(slots=True)
 class Keeper:
-    """Records the first calls of one gripped function, each with another signature.
+    """Records calls of one gripped function, all with different signatures.
 
     filled : called with this object when enough calls are recorded
-    lost : number of calls that could not be recorded, by reason
     """
 
     function: FunctionType
@@ -283,10 +270,7 @@ class Keeper:
         return Gripped(self.function, owner, self.entry, self.name, tags, calls, self.keep.by_reference)
 
     def run(self, arguments: SpecTree, args: tuple[Any, ...], kwargs: dict[str, Any], call: Callable[[], Any]) -> Any:
-        """Run a call and return its result; record the call if its signature is new.
-
-        Errors of recording do not reach the program; `lost` counts them.
-        """
+        """Run a call, record it if it is needed, and return its result."""
         try:
             before = self._begin(arguments)
         except Exception as error:
@@ -390,7 +374,6 @@ def _bound_name(function: FunctionType) -> str:
 
 
 def owner_of(function: FunctionType, entry: str) -> type | None:
-    """Return the class of a method, found by its qualified name `entry`, or None for a function."""
     scope: Any = function.__globals__
     for part in entry.split(".")[:-1]:
         scope = (scope if isinstance(scope, dict) else vars(scope)).get(part)

@@ -42,12 +42,8 @@ KEEP = Keep()
 class Grips:
     """Context manager that grips functions that match patterns, also in modules loaded later.
 
-    to : folder for samples, or None for no samples; a sample is written once enough calls are recorded, at the latest
-        by `finish`
-    recorder : recorder of a trace that also gets the calls, or None
-
-    written : folders of the samples
-    refused : reasons why functions were not gripped or written, by name of the function, pattern or module
+    to : folder for samples, or None for no samples
+    refused : reason by name of a function, pattern or module
     """
 
     def __init__(
@@ -103,12 +99,7 @@ class Grips:
         rebind({watched.wrapper: watched.function for watched in self.watched})
 
     def grip(self, value: Any, entry: str | None = None, owner: type | None = None) -> Any:
-        """Return a wrapper that records the calls of a function or of a method.
-
-        `value` is returned unchanged if its calls cannot be recorded; `refused` then has the reason.
-
-        entry : qualified name; None for the function's own
-        """
+        """Return a wrapper that records the calls of a function, or `value` itself if they cannot be recorded."""
         function = plain_function(value)
         candidate = value if function is None else function
         name = entry or str(getattr(candidate, "__qualname__", None) or candidate)
@@ -133,7 +124,7 @@ class Grips:
                 self.refused[str(pattern)] = "no function that it matches was called"
 
     def script_compiler(self) -> Compile | None:
-        """Return a function that compiles a script with its matching functions gripped; None if none can match."""
+        """Return a function that compiles a script so that its matching functions are gripped."""
         patterns = [item for item in self.patterns if item.matches_module("__main__")]
         if not patterns:
             return None

@@ -1,9 +1,4 @@
-"""Conversion of a call's arguments to nested specs, from which equal arguments can be made later.
-
-An object becomes a spec with the name of its class and its fields, for example an `ObjectSpec`; tensors and plain
-values remain as they are. Objects are read without calling any of the program's code; not even `isinstance` is used,
-because classes can override it.
-"""
+"""Conversion of a call's arguments to nested specs, from which equal arguments can be made later."""
 
 from __future__ import annotations
 
@@ -48,10 +43,6 @@ class Arrays:
         self._memory: dict[int, tuple[Array, torch.Tensor]] = {}
 
     def take(self, array: Array) -> ArraySpec:
-        """Return the `ArraySpec` of an array; its tensor is a copy if torch cannot use the array's memory.
-
-        Raises TypeError or ValueError if the array's dtype does not exist in torch.
-        """
         dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
         root = _root(array)
         offset, size = _address(array) - _address(root), array.itemsize
@@ -93,7 +84,6 @@ def isolate_from_program() -> Iterator[None]:
 
 
 def copy_tensors(tree: Any) -> Any:
-    """Return nested values with copies of their tensors, which keep strides and share memory as the originals do."""
     with isolate_from_program():
         tensors = [leaf for leaf in leaves(tree) if isinstance(leaf, torch.Tensor)]
         copies = iter(_copies([tensor.resolve_conj().resolve_neg() for tensor in tensors]))
@@ -210,7 +200,6 @@ class SpecTree:
     """Arguments of a call as nested descriptions (specs).
 
     tree : nested descriptions, tensors and plain values; `Opaque` for values that a sample cannot hold
-    refused : first reason why a sample cannot hold an argument, None if it can; fields of objects do not count
     """
 
     tree: Any
@@ -219,7 +208,7 @@ class SpecTree:
 
 
 def take(value: Any) -> SpecTree:
-    """Return a value as nested descriptions (specs); raise `CannotHold` if the value is too large."""
+    """Return a value as nested descriptions (specs)."""
     taker = _Taker()
     taker.count(value)
     return SpecTree(taker.take(value), taker.names, next(iter(taker.refused), None))

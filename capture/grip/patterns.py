@@ -1,8 +1,4 @@
-"""Patterns for the names of functions: matching, search in loaded modules, and replacement of functions by wrappers.
-
-Inner functions and functions of a script are gripped by a decorator: the code that defines them is compiled with a
-placeholder constant as an additional decorator, and the constant is then replaced. Lines and columns do not change.
-"""
+"""Patterns for the names of functions: matching, search in loaded modules, and replacement of functions by wrappers."""
 
 from __future__ import annotations
 
@@ -24,7 +20,6 @@ LOCALS = "<locals>"
 class Pattern:
     """Pattern for the names of functions, with wildcards as in file names.
 
-    module : pattern for the name of the module that defines a function, or of a parent package that re-exports it
     qualname : pattern for qualified names such as `delta2bbox`, `Coder.decode`, `make.<locals>.inner`
     """
 
@@ -38,10 +33,6 @@ class Pattern:
         return fnmatchcase(name, self.module)
 
     def matches(self, qualname: str) -> bool:
-        """Return True if the pattern matches the qualified name of a function.
-
-        Special methods and inner functions match only if the pattern names them explicitly.
-        """
         last, pattern_last = qualname.rpartition(".")[2], self.qualname.rpartition(".")[2]
         if last.startswith("__") and last.endswith("__") and not pattern_last.startswith("__"):
             return False
@@ -51,7 +42,7 @@ class Pattern:
 
 
 def parse_pattern(text: str) -> Pattern:
-    """Return the pattern that a text of the form `module:function` describes; raise `UserError` for other forms."""
+    """Return the pattern that a text of the form `module:function` describes."""
     module, colon, qualname = text.partition(":")
     if not (module and colon and qualname) or ":" in qualname:
         raise UserError(
@@ -65,9 +56,6 @@ class GripTarget:
     """A function whose name matches a pattern.
 
     function : the function; for an inner function, the function that contains it
-    owner : class in which the function was found, or None
-    inside : the function that contains an inner function; None for other functions
-    inherited : True if `owner` inherits the method from another class
     """
 
     function: FunctionType
@@ -162,10 +150,9 @@ def loaded_modules() -> list[ModuleType]:
 
 
 def rebind(replacements: Mapping[FunctionType, FunctionType], modules: Sequence[ModuleType] | None = None) -> None:
-    """Replace functions and methods in all modules and classes that refer to them.
+    """Replace functions and methods in the modules and classes that refer to them.
 
     replacements : new function by old function
-    modules : modules to search; None for all loaded modules
     """
     by_id = {id(old): new for old, new in replacements.items()}
     if not by_id:
@@ -230,10 +217,7 @@ def decorated_module(source: str | bytes, file: str, is_gripped: Callable[[str],
 def decorated_inside(
     function: FunctionType, qualname: str, is_gripped: Callable[[str], bool], decorate: Decorate
 ) -> CodeType:
-    """Compile a function again so that it applies `decorate` to inner functions that `is_gripped(qualname)` selects.
-
-    Raises `CannotDecorate` if the source is missing, or differs from the loaded code.
-    """
+    """Compile a function again so that it applies `decorate` to inner functions that `is_gripped(qualname)` selects."""
     code = function.__code__
     try:
         lines, first = inspect.getsourcelines(code)

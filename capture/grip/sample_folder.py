@@ -105,7 +105,7 @@ for name in entry.split("."):
 def check_names(text: str, allowed: Iterable[str]) -> None:
     """Raise `UserError` if the source of a module uses names that it neither defines nor imports.
 
-    allowed : names to accept although they are not defined, because the original code does not define them either
+    allowed : names to accept although they are not defined
     """
     tree = ast.parse(text)
     defined_names = {*vars(builtins), *allowed, "__file__"}
@@ -133,10 +133,7 @@ def check_import(path: Path, entry: str, blocked: Iterable[str]) -> None:
 
 
 def reference_text(gripped: Gripped, origin: str) -> ModuleText:
-    """Return the text of a module that imports the function, and classes and functions in its arguments and results.
-
-    origin : description of the function's origin, for the docstring
-    """
+    """Return the text of a module that imports the function, and classes and functions in its arguments and results."""
     owner = owner_of(gripped)
     target = owner if owner is not None else gripped.function
     first = _import_of(target, gripped.entry)
@@ -193,13 +190,7 @@ def test_{name}_gives_what_was_recorded(call):
 
 
 def write_folder(gripped: Gripped, to: Path) -> Path:
-    """Write a sample into a new folder and return the folder.
-
-    An existing folder with the same content is kept; if its content differs, the sample gets a new name such as
-    `delta2bbox_2`.
-
-    to : folder in which the sample's folder is created
-    """
+    """Write a sample as a folder inside `to`, and return the sample's folder."""
     source, dropped = _source(gripped)
     origin = _origin(source)
     if gripped.by_reference:
@@ -333,10 +324,7 @@ _MAKERS = ("list", "dict", "set", "tuple", "zip", "append", "extend")
 
 
 def source_tags(function: Callable[..., Any]) -> frozenset[str]:
-    """Return the tags, such as `ForLoop`, that follow from the source of a function and of the functions that it calls.
-
-    If one of these cannot be extracted, only the function's own source counts; if that is missing, the result is empty.
-    """
+    """Return the tags, such as `ForLoop`, that follow from a function's source."""
     name = getattr(function, "__qualname__", "function")
     try:
         return tags_of(requirements_of(Gripped(function, None, name.rpartition(".")[2], "function", frozenset(), ())))
@@ -405,13 +393,7 @@ class Sketch:
 
 
 def difference(expected: Any, got: Any) -> str | None:
-    """Return one line that describes how two results of a call differ, or None if they do not.
-
-    Tensors and arrays are compared with the tolerances of `torch.testing.assert_close`, and floats with similar ones;
-    nan equals nan. Fields of objects are ignored if a sample cannot hold their values.
-
-    expected : values, or a `Sketch`; with a sketch, the values of tensors and numbers are not compared
-    """
+    """Return one line that describes how two results of a call differ."""
     with isolate_from_program():
         tree = expected.tree if isinstance(expected, Sketch) else take(expected).tree
         return _difference(tree, take(got).tree, "the result", not isinstance(expected, Sketch))
@@ -508,10 +490,6 @@ WHOLE_BYTES = 64 << 20
 
 
 def write_calls(folder: Path, gripped: Gripped) -> None:
-    """Write the recorded calls of a gripped function into its sample's folder.
-
-    Raises `UserError` if the values of tensors cannot be written.
-    """
     full = FullValues(folder / VALUES, most_bytes=WHOLE_BYTES)
     records: list[Record] = [Thread(0, "MainThread")]
     writing = _Writing(records.append, full)
@@ -562,10 +540,7 @@ class _Writing:
 
 
 def recorded_calls(folder: Path, classes: Mapping[str, Any]) -> list[GrippedCall]:
-    """Return the calls that `write_calls` wrote into a folder, with their arguments and results.
-
-    Nothing that the files name is imported. If the full values of a call are missing, its arguments are drawn from
-    value models, its `results` are a `Sketch`, and its `after` is None.
+    """Return the calls that `write_calls` wrote into a folder, without importing anything that the files name.
 
     classes : classes and functions of the arguments by name, such as the namespace of the sample's module
     """
@@ -607,9 +582,7 @@ class _Reading:
 
 @contextmanager
 def as_it_ran(call: GrippedCall) -> Iterator[None]:
-    """Run the block under the random state, default dtype, autocast, gradient mode and inference mode of a recorded
-    call; do not set other settings, such as the number of threads.
-    """
+    """Run the block with a recorded call's random state, default dtype, autocast, gradient mode and inference mode."""
     settings = call.settings
     with ExitStack() as stack:
         if call.random_state is not None:
@@ -628,7 +601,7 @@ def as_it_ran(call: GrippedCall) -> Iterator[None]:
 
 
 class RecordedSample:
-    """A sample written by `grip`. The constructor runs the sample's code, so use it only for trusted folders."""
+    """A sample written by `grip`, whose code the constructor runs."""
 
     def __init__(self, folder: str | Path) -> None:
         self._opened = open_sample(Path(folder))

@@ -40,8 +40,7 @@ leave_compiled(OpaqueMode)
 class CompiledWatch:
     """A context in which the calls of regions that torch.compile compiled are recorded.
 
-    compiled : `operators` runs compiled code as its original operators; `opaque` records each call of a region that
-        inductor compiled as one call
+    compiled : `operators` or `opaque`, as in `Capture`
     """
 
     def __init__(self, recorder: Recorder, compiled: str) -> None:

@@ -1,8 +1,4 @@
-"""The dispatch mode, which sees every operator that the dispatcher runs in its thread, below autograd and autocast.
-
-`__torch_dispatch__` runs for every call of a program and is therefore written for speed.
-`benchmarks/capture_overhead.py` measures it, and docs/capture.md lists the cost of each part.
-"""
+"""The dispatch mode, which sees every operator that the dispatcher runs in its thread, below autograd and autocast."""
 
 from __future__ import annotations
 

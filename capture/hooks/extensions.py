@@ -1,8 +1,4 @@
-"""Functions that the dispatcher does not see: functions of extension modules, and launches of Triton kernels.
-
-All forms of a launch of a Triton kernel end in the `run` method of a compiled kernel, or of an interpreted one on the
-CPU. This method is wrapped.
-"""
+"""Functions that the dispatcher does not see: functions of extension modules, and launches of Triton kernels."""
 
 from __future__ import annotations
 
@@ -57,11 +53,7 @@ class ModuleWatch(ABC):
 
 
 class ExtensionWatch(ModuleWatch):
-    """A context in which the calls of functions of the named extension modules are recorded.
-
-    The operators inside a function are also recorded, with the function's name in their scope. For a module in Python
-    that loads libraries with ctypes, the libraries' functions are recorded.
-    """
+    """A context in which the calls of functions of the named extension modules are recorded."""
 
     def __init__(self, recorder: Recorder, names: Iterable[str] = KNOWN_EXTENSIONS) -> None:
         super().__init__(recorder, names)
@@ -80,9 +72,7 @@ class ExtensionWatch(ModuleWatch):
         self._libraries.clear()
 
     def refused(self) -> dict[str, str]:
-        """Return why requested modules are not recorded, by module; omit those of `KNOWN_EXTENSIONS` that are not
-        loaded.
-        """
+        """Return why requested modules are not recorded, by module."""
         if not self._has_begun:
             return {}
         reasons = {}
@@ -172,12 +162,7 @@ _tuning = threading.local()
 
 
 class TritonWatch(ModuleWatch):
-    """A context in which launches of Triton kernels are recorded, even if the program loads Triton later.
-
-    A launch inside an operator, such as a `triton_op`, belongs to that operator, whose replay repeats the launch. For
-    an autotuned kernel, the launch with the chosen configuration is recorded, and launches that try configurations are
-    only counted.
-    """
+    """A context for recording launches of Triton kernels, even if the program loads Triton later."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__(recorder, (*LAUNCHING, *TUNING))
@@ -249,8 +234,7 @@ class Launch:
 
     name : `module:function` of the kernel
     args : run-time arguments of the kernel, in the order of its parameters
-    repeat_grid : function that returns the grid to Triton again, because the program's own function for the grid must
-        run only once; None if the grid is a value
+    repeat_grid : returns the grid again that the program's own function for the grid returned
     """
 
     name: str
@@ -270,11 +254,7 @@ def name_of(kernel: Any) -> str:
 
 
 def describe_launch(kernel: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Launch:
-    """Return what a trace records of a launch of a Triton kernel, from the arguments of the kernel's `run` method.
-
-    Raises the error of the program's function for the grid, if it fails. Triton should then call that function again,
-    so that the program gets the error.
-    """
+    """Return what a trace records of a launch of a Triton kernel, from the arguments of the kernel's `run` method."""
     parameters = _parameters_of(kernel)
     named = {name: kwargs[name] for name in parameters.names if name in kwargs}
     bound = parameters.defaults | dict(zip(parameters.names, args, strict=False)) | named

@@ -36,11 +36,7 @@ Launch = tuple[Generations, int, int, int, Callable[..., Any]]
 
 
 class GraphWatch:
-    """A context that records each CUDA or HIP graph once with its calls, and then each launch of it as one call.
-
-    If a graph was captured before the recording and without a `GraphKeeper`, the trace has its launches, but not the
-    calls in it.
-    """
+    """A context in which CUDA and HIP graphs and their launches are recorded."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder

@@ -1,9 +1,4 @@
-"""Callables that run in place of an operator, to measure device time, count page faults or observe values.
-
-Each node of the prediction (`CallNode` in `capture/signatures/predictions.py`) contains the callable that runs its
-calls. Only calls that need additional work get another callable than the operator, so that other calls cost nothing
-extra.
-"""
+"""Callables that run in place of an operator, to measure device time, count page faults or observe values."""
 
 from __future__ import annotations
 
@@ -40,7 +35,6 @@ def measured(
     """Return a function that calls `run` and measures device time or page faults, or None if neither is needed.
 
     started : returns the start in ns of the running call, to which the measurement belongs
-    on_device : False if the call gets no device time, because the calls inside it get theirs
     """
     tensors = tensors_in(values)
     device = accelerator_of(tensors, values) if on_device else None
@@ -54,11 +48,7 @@ def measured(
 def timed_on(
     recorder: Recorder, mode: ThreadMode, number: int, run: Run, device: torch.device, started: Callable[[], int]
 ) -> Run:
-    """Return a function that calls `run`, measures its device time with events, and notes the current stream.
-
-    If records of kernels will provide the device time, the function only notes the stream, or is `run` itself if the
-    program uses a single stream.
-    """
+    """Return a callable that runs `run` and notes its device time or stream as far as needed."""
     if recorder.kernels is None or not recorder.kernels.expect(number, device, recorder.graphs):
         return mode.device.timed(run, device, started)
     return mode.device.with_stream(run, device, started) if recorder.uses_streams else run
@@ -117,14 +107,7 @@ def _look(
 def higher_order_node(
     recorder: Recorder, mode: ThreadMode, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: int
 ) -> CallNode | None:
-    """Return a `CallNode` for a call of a higher-order operator, such as `torch.cond` or `flex_attention`.
-
-    torch turns a dispatch mode off while an operator runs, and therefore also while the functions passed to it run. The
-    node's `op` turns the mode on again around the operator's code, so that calls in these functions are recorded too.
-
-    Return None if another mode, a tensor subclass or a transform runs the operator. Also return None inside an
-    extension function or a compiled region, because the record of its call covers everything inside it.
-    """
+    """Return a `CallNode` for a call of a higher-order operator, such as `torch.cond` or `flex_attention`."""
     if mode.place.inside is not None and not mode.place.gripped:
         return None
     code = own_code(func, args, kwargs)

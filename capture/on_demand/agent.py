@@ -55,10 +55,7 @@ PAUSE_S = 0.1  # pause in seconds before another attempt, for example after the 
 
 
 class Agent:
-    """Answers requests to record this process, which arrive over a socket.
-
-    failures : number of errors in the agent, by message; they do not reach the program
-    """
+    """Answers requests to record this process, which arrive over a socket."""
 
     def __init__(self, settings: AgentSettings) -> None:
         self.settings = settings
@@ -96,13 +93,11 @@ class Agent:
         armed: Callable[[RecordingSession], None] = lambda session: None,
         waiting: Callable[[str], None] = lambda why: None,
     ) -> dict[str, Any]:
-        """Record steps as requested; return a dictionary with `file` (the trace), numbers of `steps` and `calls`, and
-        more.
+        """Record steps as requested; return a dictionary with the trace's `file` and the numbers of `steps` and
+        `calls`.
 
         armed : called with the recording once it can begin at the next step
         waiting : called with the reason if no step begins for some time
-
-        Raises `UserError` if this process is recording already, has not loaded torch, or cannot record.
         """
         asked_ns = time.perf_counter_ns()
         _wait_for_torch(request.wait_s)
@@ -165,7 +160,6 @@ class Agent:
         }
 
     def close(self) -> None:
-        """Stop listening, end the recording, and remove the socket. In a forked process, do nothing."""
         if os.getpid() != self._pid:
             return
         self._is_closed = True
@@ -271,7 +265,6 @@ class Agent:
 
 
 def _wait_for_torch(most_s: float) -> None:
-    """Wait until the program has loaded torch, because two threads that import torch at once get incomplete modules."""
     until_s = time.monotonic() + most_s
     while (torch := sys.modules.get("torch")) is None or getattr(torch.__spec__, "_initializing", False):
         if time.monotonic() >= until_s:
@@ -294,10 +287,7 @@ _watches_forks = False
 
 
 def start_agent(settings: AgentSettings) -> Agent:
-    """Return the agent of this process; start one with `settings` if it has none.
-
-    Raises `UserError` if a socket or thread cannot be created.
-    """
+    """Return the agent of this process; start one with `settings` if it has none."""
     global _agent, _watches_forks
     with _starting:
         if _agent is None:
@@ -355,10 +345,7 @@ def _renew() -> None:
 
 
 def listen_to(number: signal.Signals) -> None:
-    """Record the next steps whenever a signal arrives, and report each recording on stderr.
-
-    Raises `UserError` if the program already handles that signal, or if this is not called in the main thread.
-    """
+    """Record the next steps whenever a signal arrives, and report each recording on stderr."""
     if threading.current_thread() is not threading.main_thread():
         raise UserError(
             f"{number.name} cannot start a recording", "torch was loaded outside of the program's main thread"
@@ -436,25 +423,14 @@ marks = MarkedSteps()
 
 
 def step() -> None:
-    """Mark the end of a step of the program and the start of the next one, for recordings on demand.
-
-    ::
-
-        for batch in batches:
-            train(batch)
-            opgrip.capture.step()
-
-    The call costs almost nothing while nothing is recorded. Each thread that calls this has separate steps. A `with`
-    block of a torch dispatch mode must begin and end within one step.
-    """
+    """Mark the end of a step of the program and the start of the next one, for recordings on demand."""
     marks.step()
 
 
 class Triggered:
     """A recording that the program requested with `trigger`.
 
-    result : facts about the recording: `file`, `steps`, `calls` and others; None while it runs, and after an error
-    problem : reason why the recording failed, or None
+    result : facts about the recording, such as `file`, `steps` and `calls`; None while it runs, and after an error
     """
 
     def __init__(self) -> None:
@@ -488,20 +464,11 @@ def trigger(
 ) -> Triggered:
     """Record the next steps of this program, in any of its threads, in the background.
 
-    ::
-
-        if latency > limit:
-            opgrip.capture.trigger("slow-%t.jsonl", steps=1, warmup=0)
-
     output : name of the trace, a pattern such as `step-%h-%p-%n.jsonl`; None for the pattern set at the program's start
-    steps : number of recorded steps; 3 unless the program was started with another number
-    seconds : time in seconds within which recorded steps may begin; without `steps`, all these steps are recorded
+    seconds : time in seconds within which recorded steps may begin
     warmup : number of steps before the recorded ones, in which the capture examines new signatures
     step_module : pattern for the classes of modules whose outermost calls count as steps
     options : options of `Capture`
-
-    Raises `UserError` if the agent, or the thread that records, cannot be started. Later failures are in
-    `Triggered.problem`.
     """
     # import here: two threads that import torch at once get incomplete modules
     from opgrip.capture.on_demand import session

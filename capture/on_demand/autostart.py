@@ -1,8 +1,4 @@
-"""Start of a process's agent, with given settings or because of a start-up file in the Python environment.
-
-`opgrip autostart on` writes the start-up file. If the variable `OPGRIP_CAPTURE` is set, Python loads this module at the
-start of every program, so it imports little.
-"""
+"""Start of a process's agent, with given settings or because of a start-up file in the Python environment."""
 
 from __future__ import annotations
 
@@ -29,7 +25,7 @@ LINE = (
 
 
 def startup_file() -> Path:
-    """Return the path of the `.pth` file by which this Python starts agents; it exists if autostart is on."""
+    """Return the path of the `.pth` file by which this Python starts agents."""
     return Path(sysconfig.get_path("purelib")) / FILE
 
 
@@ -74,10 +70,7 @@ def _start() -> None:
 
 
 def start(settings: AgentSettings) -> Agent:
-    """Start the agent of this process, and handle the signal that `settings` names; return the agent.
-
-    Raises `UserError` if a socket or thread cannot be created. If the signal cannot be handled, that is only printed.
-    """
+    """Start the agent of this process, and handle the signal that `settings` names."""
     from opgrip.capture.on_demand.agent import start_agent
     from opgrip.errors import UserError
 
@@ -94,10 +87,7 @@ def start(settings: AgentSettings) -> Agent:
 
 
 def load_recording(torch: ModuleType | None = None) -> None:
-    """Import the modules for recording right after torch was loaded, so that clients do not have to wait for them.
-
-    Do nothing in processes started by multiprocessing, such as data loaders, because they are rarely recorded.
-    """
+    """Import the modules that recordings need, so that clients do not have to wait for them."""
     multiprocessing = sys.modules.get("multiprocessing.process")
     if multiprocessing is not None and multiprocessing.parent_process() is not None:
         return

@@ -1,7 +1,4 @@
-"""Protocol between agents and clients: location of the agents' sockets, messages, and permissions.
-
-Messages are JSON objects, one per line. They are sent over a Unix socket in a folder that only the user can enter.
-"""
+"""Protocol between agents and clients: location of the agents' sockets, messages, and permissions."""
 
 from __future__ import annotations
 
@@ -44,11 +41,7 @@ class MessageSocket:
         self._link.sendall(json.dumps(message).encode() + b"\n")
 
     def receive(self, seconds: float | None) -> dict[str, Any] | None:
-        """Return the next message, or None if the other process has closed the connection.
-
-        Raises ValueError if the data is not a message, and TimeoutError if the message is not complete within
-        `seconds`.
-        """
+        """Return the next message, or None if the other process has closed the connection."""
         until = None if seconds is None else monotonic() + seconds
         while b"\n" not in self._buffer:
             if len(self._buffer) > _MOST_MESSAGE_BYTES:
@@ -75,7 +68,7 @@ class MessageSocket:
 
 
 def peer_of(link: socket.socket) -> tuple[int, int] | None:
-    """Return process id and user id of the other end of a connection, or None if the system does not provide them."""
+    """Return process id and user id of the other end of a connection, if the system provides them."""
     option = getattr(socket, "SO_PEERCRED", None)
     if option is None:
         return None
@@ -97,12 +90,9 @@ _Seconds: TypeAlias = Annotated[float, Meta(ge=0)]
 
 @dataclass(frozen=True, slots=True)
 class RecordingRequest:
-    """A client's request to record. If a field is None, the process uses its own setting.
+    """A client's request to record; a field that is None leaves the choice to the process.
 
-    output : pattern for the path of the trace
-    warmup : number of steps before the recorded ones in which the capture examines signatures
     seconds : time in seconds during which steps to record may begin
-    step_module : pattern for the classes of modules whose calls are steps
     wait_s : time in seconds after which the request fails if no step begins
     """
 
@@ -197,10 +187,7 @@ def lines_of(result: Mapping[str, Any]) -> list[str]:
 
 
 def make_folder() -> Path:
-    """Return this user's private folder for sockets: the first of several that can be used or created.
-
-    Raises `UserError` if there is none.
-    """
+    """Return this user's private folder for sockets, which is created if needed."""
     problem: UserError | None = None
     for folder in _own_folders(os.geteuid()):
         if len(bytes(folder)) > _MOST_PATH_BYTES - 24 or not folder.parent.is_dir():
@@ -222,9 +209,7 @@ def make_folder() -> Path:
 
 
 def check_private(folder: Path) -> None:
-    """Raise `UserError` if a path is not a folder, if other users have permissions for it, or if it belongs to another
-    user, except root. If this process runs as root, the folder may belong to anyone.
-    """
+    """Raise `UserError` if a path is not a folder that is closed to other users."""
     about = folder.lstat()
     if not stat.S_ISDIR(about.st_mode):
         raise UserError(f"{folder} is not a folder", "remove it")
@@ -235,7 +220,7 @@ def check_private(folder: Path) -> None:
 
 
 def sockets() -> Iterator[Path]:
-    """Yield the sockets of this user's processes, and for root of all users' processes."""
+    """Yield the paths of agents' sockets in folders that this user can enter."""
     for folder in dict.fromkeys(_all_folders()):
         with suppress(OSError, UserError):
             check_private(folder)

@@ -48,7 +48,6 @@ class Extent:
 
     steps : number of recorded steps; None for all steps that begin within `seconds`
     seconds : time in seconds after the start of the first step during which more steps may begin
-    warmup : number of steps before the recorded ones in which the capture examines signatures without recording calls
     """
 
     steps: int | None = 3
@@ -71,12 +70,9 @@ this_thread = _Here()
 
 
 class StepRecording:
-    """Decides which steps are recorded, and records each in the thread that runs it. Errors do not reach the program.
+    """Decides which steps are recorded, and records each in the thread that runs it.
 
-    steps : number of recorded steps that have ended
     cut : number of recorded steps that were unfinished when the recording or their thread ended
-    refused : number of steps that could not be recorded, by reason
-    done : event that is set when nothing more will be recorded
     first_call_ns : start of the first recorded step, by `perf_counter_ns`
     """
 
@@ -98,10 +94,9 @@ class StepRecording:
         return bool(self._learned or self._begun or self._running)
 
     def begin_step(self, nested: bool) -> ThreadStep | None:
-        """Record this thread until `end_step` is called; return None if this step is not recorded.
+        """Begin a step of this thread, and record it if it is wanted.
 
-        nested : True if the step is one call of a module. Such a call returns before any dispatch mode that was on at
-            its start is turned off. If False, the step is refused while a dispatch mode of the program is on
+        nested : True if the step is one call of a module
         """
         try:
             with self._lock:
@@ -126,7 +121,7 @@ class StepRecording:
             return None
 
     def end_step(self, step: ThreadStep) -> bool:
-        """Stop recording the thread of `step`; return False if that is not possible yet and must be tried again."""
+        """Stop recording the thread of `step`; return False if this must be tried again later."""
         try:
             is_left = self.capture.leave_step(step)
         except Exception as error:
@@ -154,9 +149,7 @@ class StepRecording:
             self._check_end()
 
     def look(self) -> None:
-        """Count steps whose thread has ended as cut, or warm-up steps as finished; end the recording if it is
-        complete.
-        """
+        """Account for threads that ended within a step, and end the recording if it is complete."""
         with self._lock:
             for number in [number for number, (_, life) in self._running.items() if life() is None]:
                 del self._running[number]
@@ -197,10 +190,8 @@ class _MarkingThread(threading.local):
 
 
 class ProgramSteps:
-    """Detects the steps that a program marks: each lasts from a thread's call of `opgrip.capture.step()` to its next.
-
-    After `leave`, each thread is watched until it calls `step()` again, because only a thread can remove its dispatch
-    mode.
+    """Detects the steps that a program marks: each lasts from a thread's call of `opgrip.capture.step()` to its
+    next.
     """
 
     def __init__(self, recording: StepRecording) -> None:
@@ -260,10 +251,8 @@ class _CallingThread(threading.local):
 
 
 class ModuleSteps:
-    """Detects steps: calls of modules that are inside no other module's call. With `pattern`, only modules whose class
-    matches count.
+    """Detects steps that are calls of modules.
 
-    passed : names of classes of modules whose calls were not steps, by reason; at most three names for each reason
     trains : True if a step was a call of a module in training mode, with gradients on
     """
 
@@ -334,10 +323,7 @@ class ModuleSteps:
 
 
 class StepDetector:
-    """Detects the steps of a recording: calls of modules whose class matches `step_module`, if it is given; otherwise
-    the steps that the program marks with `opgrip.capture.step()`; if it has marked none so far, outermost calls of
-    modules.
-    """
+    """Detects the steps of a recording, which are calls of modules or what the program marks."""
 
     def __init__(self, recording: StepRecording, step_module: str | None) -> None:
         self._recording, self._step_module = recording, step_module
@@ -380,9 +366,6 @@ class ThreadStep:
 
 class StepCapture(Capture):
     """A capture that records each thread from the start to the end of its steps, and not between them.
-
-    Threads started during a step are not recorded: only a thread itself can remove its dispatch mode, and a mode that
-    is never removed would slow the thread for ever.
 
     warmup : True to begin with steps whose calls are examined but not recorded
     """
@@ -442,7 +425,7 @@ class StepCapture(Capture):
         return budget is not None and budget.leaves_out_step()
 
     def pass_step(self) -> None:
-        """Measure no times of steps in this thread until its next step, because the current step is not recorded."""
+        """Note that this thread's current step is not recorded."""
         if self._recorder.budget is not None:
             self._recorder.budget.leave_steps()
 
@@ -450,9 +433,6 @@ class StepCapture(Capture):
         """Start recording this thread.
 
         nested : True if the step is sure to end before every dispatch mode that is on now
-
-        Raises RuntimeError if `nested` is False and a dispatch mode of the program is on, which might end before the
-        step.
         """
         if not nested and innermost_mode() is not None:
             raise RuntimeError("a torch dispatch mode of the program is active and might end before the step")
@@ -472,11 +452,7 @@ class StepCapture(Capture):
         return step
 
     def leave_step(self, step: ThreadStep) -> bool:
-        """Stop recording this thread at the end of a step.
-
-        Return False if that is not possible yet, because the program has entered another dispatch mode that is still
-        on.
-        """
+        """Stop recording this thread at the end of a step; return False if that is not possible yet."""
         mark, step.mark = step.mark, None
         try:
             if mark is not None:
@@ -611,7 +587,7 @@ _keepers: list[GraphKeeper] = []
 
 
 def load() -> None:
-    """Import the modules that the first recording needs; from now on keep the calls of captured CUDA graphs."""
+    """Import the modules that the first recording needs, and keep the calls of CUDA graphs from now on."""
     load_private()
     value_models.names()
     if not _keepers:

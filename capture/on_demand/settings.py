@@ -27,11 +27,8 @@ _OTHER_SIGNALS = ("KILL", "STOP", "INT", "TERM", "SEGV", "FPE", "ILL", "BUS", "A
 class AgentSettings:
     """Settings for the recordings of one process.
 
-    name : name of the process in `opcapture list`
     output : pattern for the paths of recordings
-    steps, seconds, warmup : extent of recordings whose request does not set it (see `Extent`)
     step_module : pattern for classes of modules whose calls are steps; None for the default (see `StepDetector`)
-    signal : name of the signal that requests a recording, or None
     at_start : True to record the first steps without a request
     """
 
@@ -55,7 +52,7 @@ def program_name() -> str:
 
 
 def check_pattern(pattern: str) -> None:
-    """Raise `UserError` if a pattern for traces' paths has unknown fields, or another suffix than trace files."""
+    """Raise `UserError` if a pattern for traces' paths is invalid."""
     strange = next((field for field in FIELD.findall(pattern) if field not in FIELDS), None)
     if strange is not None:
         fields = ", ".join(f"%{name}" for name in FIELDS)
@@ -67,12 +64,12 @@ def check_pattern(pattern: str) -> None:
 
 
 def recording_path(pattern: str, number: int) -> Path:
-    """Return an unused path for a recording of this process; `number` takes the place of `%n` in the pattern."""
+    """Return an unused path for a recording of this process; `number` replaces `%n` in the pattern."""
     return unused(Path(own_path(pattern, number)))
 
 
 def signal_of(name: str) -> signal.Signals:
-    """Return the signal with a name such as USR1; raise `UserError` if it does not exist or has another use."""
+    """Return the signal with a name such as USR1."""
     word = name.upper().removeprefix("SIG")
     number = getattr(signal, f"SIG{word}", None)
     if not isinstance(number, signal.Signals) or word in _OTHER_SIGNALS:
@@ -104,7 +101,7 @@ VARIABLES: dict[str, tuple[str, Callable[[str], Any]]] = {
 
 
 def settings_of(environment: Mapping[str, str]) -> AgentSettings:
-    """Return the settings in variables such as `OPGRIP_CAPTURE`; raise `UserError` for invalid values."""
+    """Return the settings in variables such as `OPGRIP_CAPTURE`."""
     pattern = environment["OPGRIP_CAPTURE"]
     check_pattern(pattern)
     values: dict[str, Any] = {}

@@ -66,7 +66,6 @@ MOST_WORKERS = 4  # maximum number of process ids of workers that are printed
 class RecordableProcess:
     """A running process that can be asked to record.
 
-    socket : path of the socket on which it listens
     about : description by the process (see `Agent.about`); empty if it did not answer in time
     """
 
@@ -98,14 +97,7 @@ def processes() -> list[RecordableProcess]:
 
 
 def find_process(word: str, rank: int | None, reporter: Reporter) -> RecordableProcess:
-    """Return the process with this process id or name.
-
-    Processes that a process of the same name started, such as data loaders, are only found by process id.
-
-    rank : the process's rank, if several ranks of a job have this name
-
-    Raises `UserError` if no process matches, or several do.
-    """
+    """Return the process with this process id or name."""
     everyone = processes()
     items = [item for item in everyone if str(item.pid) == word]
     if not items:
@@ -132,10 +124,7 @@ def find_process(word: str, rank: int | None, reporter: Reporter) -> RecordableP
 
 
 def record(process: RecordableProcess, request: Mapping[str, Any], reporter: Reporter) -> dict[str, Any]:
-    """Ask a process to record steps and report its progress; return the same dictionary as `Agent.record`.
-
-    Raises `UserError` if the process cannot be reached, refuses the request, or ends before its recording does.
-    """
+    """Ask a process to record steps and report its progress; return the same dictionary as `Agent.record`."""
     connection = _send(process, RECORD, request)
     try:
         try:
@@ -170,10 +159,7 @@ def _follow(
 
 
 def converse(process: RecordableProcess, do: str) -> Iterator[dict[str, Any]]:
-    """Send the request `do`, such as `stop`, to a process, and yield its answers as they arrive.
-
-    Raises `UserError` if the process cannot be reached, refuses the request, or does not answer in time.
-    """
+    """Send the request `do`, such as `stop`, to a process, and yield its answers as they arrive."""
     connection = _send(process, do, {})
     try:
         yield from _answers(process, connection, monotonic() + TELL_S)

@@ -28,7 +28,7 @@ def accelerators() -> tuple[str, ...]:
 
 
 def is_started(kind: str) -> bool:
-    """Return True if this process uses a kind of accelerator, such as `cuda`; False in a fork, which cannot use it."""
+    """Return True if this process uses a kind of accelerator, such as `cuda`."""
     is_initialized = getattr(getattr(torch, kind, None), "is_initialized", None)
     return is_initialized is not None and bool(is_initialized())
 
@@ -42,11 +42,7 @@ def started_devices() -> list[str]:
 
 
 def accelerator_of(tensors: Iterable[torch.Tensor], values: Iterable[Any] = ()) -> torch.device | None:
-    """Return the first accelerator on which a call has a tensor, or which its arguments `values` name.
-
-    Return None if there is none, or if the process has not started it. The device has no index if `values` name it
-    without one.
-    """
+    """Return the first accelerator on which a call has a tensor, or which its arguments `values` name."""
     devices = [tensor.device for tensor in tensors]
     devices += [value for value in values if isinstance(value, torch.device)]
     kinds = accelerators()
@@ -74,7 +70,7 @@ _own = threading.local()
 
 @contextmanager
 def in_stream(stream: Any) -> Iterator[None]:
-    """Let this thread use `stream` in the block, a stream that the capture created for its own work."""
+    """Let this thread use `stream`, which the capture created for its own work, in the block."""
     _own.is_active = True
     try:
         with getattr(torch, stream.device.type).stream(stream):
@@ -182,7 +178,7 @@ class GraphCaptures:
 
     @contextmanager
     def question(self) -> Iterator[bool]:
-        """Delay graph captures that begin in the block; yield False if the program is capturing a graph already."""
+        """Yield True if the block may query a device; graph captures then begin after the block."""
         with self._changed:
             may_ask = self._ongoing == 0
             self._questions += may_ask

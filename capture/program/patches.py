@@ -60,7 +60,7 @@ _MARK = "_opgrip_patch"
 
 
 class Patches:
-    """The functions that one hook has replaced by wrappers. Several hooks can be undone in any order."""
+    """The functions that one hook has replaced by wrappers."""
 
     def __init__(self) -> None:
         self._all: list[tuple[Any, str, _Patch]] = []
@@ -75,7 +75,6 @@ class Patches:
         self._all.append((owner, name, patch))
 
     def undo(self) -> None:
-        """Restore all replaced attributes; wrappers that other captures have added since stay active."""
         for owner, name, patch in reversed(self._all):
             patch.active = False
             function = getattr(owner, name)

@@ -19,7 +19,6 @@ from torch import nn
 
 
 def qualified_name(code: CodeType, module_globals: dict[str, Any]) -> str:
-    """Return the qualified name of a code object's function; its plain name if Python 3.10 does not find the source."""
     name: str | None = getattr(code, "co_qualname", None)
     if name is not None:
         return name
@@ -60,14 +59,13 @@ _RUNNER = "opgrip.cli.command"  # runs a command of opgrip; outer frames belong 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Location:
-    """Location of a thread in the program. There is one object per location, so that `is` compares locations.
+    """Location of a thread in the program; there is one object per location, so that `is` compares locations.
 
     module, module_type : path and class of the innermost running module; both empty outside all modules
     phase : `forward`, `backward` or `optimizer`
     inside : name of the recorded function, such as a gripped one, that the thread is running; None outside of all
     autocast : device types for which autocast is on, with dtype, such as `cpu:bfloat16`; empty if it is off
     gripped : True if `inside` is a gripped function or a higher-order operator
-    modules : the locations inside the modules that were called from here, by id of the module
     """
 
     module: str
@@ -103,10 +101,7 @@ class Places:
         return self.at(place.module, place.module_type, phase, place.inside, place.autocast, place.gripped)
 
     def inside(self, place: Location, name: str, gripped: bool = False) -> Location:
-        """Return a location like `place`, but inside a recorded call of the function `name`.
-
-        gripped : True for a gripped function or a higher-order operator
-        """
+        """Return a location like `place`, but inside a recorded call of the function `name`."""
         return self.at(place.module, place.module_type, place.phase, name, place.autocast, gripped)
 
     def autocast(self, place: Location, autocast: str) -> Location:
@@ -151,8 +146,7 @@ class ModulePaths:
 class SourceLine:
     """A line of the program's source that a thread executes.
 
-    file : made from the module's name, such as `mmdet/models/necks/fpn.py`; for a script, relative to the working
-        folder
+    file : such as `mmdet/models/necks/fpn.py`
     """
 
     function: str
@@ -184,10 +178,7 @@ class SourceLines:
 
 
 def innermost_module() -> nn.Module | None:
-    """Return the module whose method, such as `head.loss`, is innermost on this thread's stack.
-
-    Return None if no such method was called since the innermost call of a module began.
-    """
+    """Return the module whose method, such as `head.loss`, is innermost on this thread's stack."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not _CALLS_FORWARD:
         names = frame.f_code.co_varnames

@@ -28,10 +28,7 @@ FIELD = re.compile(r"%(.?)", re.DOTALL)
 
 
 def own_path(path: str | Path, number: int = 1) -> str | Path:
-    """Return the path for the output of this process, with fields such as `%p` replaced.
-
-    The rank is added if `path` contains neither `%r` nor `%p`.
-    """
+    """Return the path for the output of this process, with fields such as `%p` replaced."""
     pattern = str(path)
     if pattern == "-":
         return path
@@ -108,11 +105,7 @@ class ChildFiles:
 
 
 class ForkWatch:
-    """While active, calls `forked` in every child that the process forks, and `ended` when such a child ends.
-
-    A child that ends without Python's cleanup, as by `os._exit`, does not call `ended`. A worker of a
-    `multiprocessing.Pool` usually ends in this way, and therefore calls `between` before it sends the result of a task.
-    """
+    """Calls functions in the child processes that this process forks."""
 
     def __init__(self, forked: Callable[[], None], ended: Callable[[], None], between: Callable[[], None]) -> None:
         self.forked = forked

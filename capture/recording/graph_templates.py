@@ -26,7 +26,6 @@ class GraphCapture:
     """The calls that the program made while it captured a CUDA or HIP graph.
 
     mode : dispatch mode of the thread that captured the graph
-    parts : calls that belong to the graph, by thread
     """
 
     signature: int
@@ -70,8 +69,6 @@ class GraphCapture:
 class KeptGraph:
     """The calls of a CUDA or HIP graph, kept so that recordings that begin later can contain them.
 
-    graph : record of the graph, with the numbers of the recording that saw the graph's capture
-    records : records to which the graph's record refers, by type and number
     keys : for each signature number, the key (from `call_key`) by which another recording finds the equal signature
     """
 
@@ -86,9 +83,6 @@ kept_graphs: WeakKeyDictionary[Any, KeptGraph] = WeakKeyDictionary()
 
 class GraphTemplates:
     """The CUDA and HIP graphs that the program captured or launched while calls were recorded.
-
-    add_signature : adds a signature for the launches of a graph, given the launch's name, the device and the graph's
-        number, and returns the signature's number
 
     all_signatures : numbers of the signatures of all graphs, also of graphs that no longer exist
     """

@@ -1,14 +1,4 @@
-"""Repeated observations of the values of a signature's calls, if values decide the time or the results of a call.
-
-A program may call `nonzero` many times on a mask of one shape, with a different number of true elements each time. The
-trace therefore keeps the values and results of several of these calls, and a replay runs all of them in turn. A wrapper
-takes the place of the operator only for a call that is observed.
-
-If the times of a signature's calls differ between call sites, the values at each call site are observed. The square
-root of an optimizer's state takes five times as long for a parameter with mostly zero gradients, although signature and
-source line are the same and only the memory differs. Therefore a call site is identified here by its scope and by the
-memory of the first tensor, or only by its scope if no memory is used again.
-"""
+"""Repeated observations of the values of a signature's calls, if values decide the time or the results of a call."""
 
 from __future__ import annotations
 
@@ -154,7 +144,7 @@ class SiteTimes:
     ) -> Iterator[tuple[int, SiteKey]]:
         """Add the times of calls; yield each (signature, call site) whose values should be observed at a later call.
 
-        All arrays are (N,), one element per call; `memory` has the storage number of each call's first tensor.
+        memory : (N,), storage number of each call's first tensor
         """
         # most operators of a program are too short for differences to matter
         long = set(signatures[durations_ns >= LEAST_NS].tolist()) - self._complete
@@ -198,9 +188,7 @@ class Look(Enum):
 class Observations:
     """Decides when the tensor values in later calls of a signature are recorded again ("observed").
 
-    share : maximum share of the program's time for observations; when it is exceeded, observations wait for later calls
-
-    spent_ns : time in ns that the capture's own work has taken, as far as it was measured
+    share : maximum share of the program's time for observations
     """
 
     def __init__(self, share: float = VALUE_SHARE) -> None:
@@ -228,11 +216,7 @@ class Observations:
             self._idle_since_ns = None
 
     def set_learning(self, learning: bool) -> None:
-        """Begin or end the warm-up steps, in which the capture examines calls and records none.
-
-        During these, observations have no time limit. Afterwards, a signature's values are observed again only once it
-        has `LATE` calls, or at call sites requested with `want_at`.
-        """
+        """Begin or end the warm-up steps, in which the capture examines calls and records none."""
         self._learning = learning
         # the time spent on learning must not reduce the time for observations in later steps
         self._own_ns = self._aside_ns = 0

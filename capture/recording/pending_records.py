@@ -1,7 +1,4 @@
-"""Records that wait to be written, and counts of calls that could not be recorded.
-
-All threads change both, and hold the lock of the recording's tables while they do.
-"""
+"""Records that wait to be written, and counts of calls that could not be recorded."""
 
 from __future__ import annotations
 
@@ -19,8 +16,7 @@ from opgrip.traces.schema.records import ON_FAKE, Record
 class OwnCalls(threading.local):
     """Marks a thread while it runs operators for the capture itself, which are not recorded.
 
-    lock : held while this thread does so; each thread has its own. It is a lock and not a flag, because an exception
-        could leave a flag set.
+    lock : held while this thread does so
     """
 
     def __init__(self) -> None:
@@ -30,9 +26,7 @@ class OwnCalls(threading.local):
 class PendingRecords:
     """Records, as lines of JSON, that must be written before the calls that refer to them.
 
-    redacts_late : True to leave redaction and encoding to the code that writes records to a file
-
-    lock : lock to hold while the recording's tables are extended
+    redacts_late : True to leave a redaction to the code that writes records to a file
     """
 
     def __init__(self, own_calls: OwnCalls, privacy: Policy | None = None, redacts_late: bool = False) -> None:
@@ -49,11 +43,7 @@ class PendingRecords:
             self.lines += lines
 
     def encoded(self, record: Record) -> list[tuple[Record, bytes]]:
-        """Return a record, or the records that its redaction yields, each with its line of JSON, which is empty if
-        `redacts_late`.
-
-        Call this with the lock held.
-        """
+        """Return the records to write for a record, each with its line of JSON, empty if it is made later."""
         # Encode now: at the first call of its kind this costs little, later it would delay other calls.
         with self._own_calls.lock:
             if self._redaction is not None and self._redacts_late:
@@ -65,7 +55,7 @@ class PendingRecords:
         return is_held
 
     def take(self) -> list[tuple[Record, bytes]]:
-        """Remove and return all waiting records; they must be written before any call recorded so far."""
+        """Remove and return all waiting records."""
         count = len(self.lines)
         lines = self.lines[:count]
         del self.lines[:count]
@@ -86,7 +76,6 @@ class LostCalls:
     """Counts of calls and tensor values that are not in the trace, by operator and reason.
 
     passed_by : calls that are missing although the calls inside them are in the trace
-    without_values : tensors whose values could not be read
     without_work : calls on meta or fake tensors
     """
 

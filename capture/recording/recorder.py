@@ -1,8 +1,4 @@
-"""One recording: the tables that all threads of a process share, and their lifetime.
-
-Nothing here raises an exception into the recorded program, except the program's own exceptions, for example from signal
-handlers. Such an exception loses at most the call that it interrupts, which is then counted as lost.
-"""
+"""One recording: the tables that all threads of a process share, and their lifetime."""
 
 from __future__ import annotations
 
@@ -60,7 +56,6 @@ class SignatureTable:
 
     closed : number of signatures whose records were made
     differentiable : signatures with an argument that requires a gradient
-    on_accelerator : signatures with a tensor on an accelerator
     """
 
     def __init__(
@@ -90,7 +85,7 @@ class SignatureTable:
         return self._generations.count(Signature)
 
     def number(self, name: Hashable, kind: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
-        """Return the number of a call's signature, which is added if it is new. Call this before the call runs."""
+        """Return the number of the signature of a call that has not run yet; add the signature if it is new."""
         key = call_key(name, args, kwargs)
         number = self._numbers.get(key)
         return self._add(key, kind, args, kwargs) if number is None else number
@@ -164,11 +159,7 @@ class SignatureTable:
         since_ns: int | None = None,
         storage: int | None = None,
     ) -> Callable[[Any], None]:
-        """Observe the values of a later call before it runs; return a function that records the call's result.
-
-        since_ns, storage : start time of the observation and storage number of the first tensor, with which the trace
-            identifies the call; None unless the call was chosen for its call site
-        """
+        """Observe the values of a later call before it runs; return a function that records the call's result."""
         where = since_ns, None if storage == NO_STORAGE else storage
         try:
             with self._lock, self._own_calls.lock, without_modes(), without_functions():
@@ -195,10 +186,7 @@ class SignatureTable:
     def read_again(
         self, number: int, name: Hashable, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Callable[[Any], None]:
-        """Read the values of a later call of a signature, because they could not be read at the signature's first call.
-
-        Return a function to call with the result of the later call.
-        """
+        """Read the values of a later call of a signature; return a function to call with that call's result."""
         try:
             with self._lock, self._own_calls.lock, without_modes(), without_functions():
                 numbers = self._unread.pop(number)
@@ -211,14 +199,13 @@ class SignatureTable:
         return lambda result: note_outputs(self._outputs(result))
 
     def forget(self) -> None:
-        """Clear the tables that find equal signatures again, with the lock held; keep the records until `prune`."""
+        """Clear the tables that find equal signatures again; keep the records until `prune`."""
         self._numbers.clear()
         self._first_alike.clear()
 
     def prune(self, numbers: Iterable[int], generations: set[int]) -> set[int]:
-        """Remove all signatures except `numbers`, open ones, and those numbered in `generations`; return those kept.
-
-        The caller must hold the lock.
+        """Remove signatures that are not in `numbers`, open, or from `generations`; return the numbers of the
+        others.
         """
         remaining = {*numbers, *self._open, *self._generations.numbers(Signature, generations)}
         self.families = {number: self.families[number] for number in remaining if number in self.families}
@@ -280,11 +267,8 @@ class SignatureTable:
 class Recorder:
     """The signatures, scopes and threads of one recording in this process.
 
-    model : module to which module paths are relative; without it, each outermost module that is called starts its own
-        path
-    stack_depth : number of frames of the program kept per call
+    model : module to which module paths are relative
     write_ahead : function called before every call runs, or None
-    redacts_late : True to redact and encode records only when they are written to a file
     kernels : source of device times from kernel records, or None to time calls with events
     by_steps : True to record a thread only while it is in a step
     """
@@ -314,7 +298,7 @@ class Recorder:
         self.begin()
 
     def begin(self) -> None:
-        """Create empty tables and start to record. A forked process, which has only this thread, calls this too."""
+        """Create empty tables and start to record."""
         self.started_ns = perf_counter_ns()
         self.pid = os.getpid()
         self.uses_streams = False
@@ -376,10 +360,7 @@ class Recorder:
             self.lost.drop(f"signature {signature}", error)
 
     def adopt(self, graph_calls: KeptGraph, signature: int) -> Graph:
-        """Return the trace's record of a CUDA graph that was captured before the recording began.
-
-        signature : number of the signature of the graph's launches
-        """
+        """Return the trace's record of a CUDA graph that was captured before the recording began."""
         graph, records = graph_calls.graph, graph_calls.records
         calls: dict[int, int] = {}
         places: dict[int, int] = {}
@@ -405,10 +386,9 @@ class Recorder:
                 table.forget()
 
     def prune(self, generations: set[int], pairs: set[int], running: Iterable[tuple[int, int]]) -> set[Hashable]:
-        """Remove records with old numbers; return the type and number of each record to which calls may still refer.
+        """Remove records to which no call can refer any more; return the types and numbers of the others.
 
         pairs : numbers of the (signature, scope) pairs of calls that are not written yet
-        running : signature and scope of each call that has not ended
         """
         running = list(running)
         with self.pending.lock:
@@ -434,11 +414,7 @@ class Recorder:
 
 
 class StepMarks:
-    """Start times of the program's steps, as the program reports them, or else from the steps of its optimizer.
-
-    program_reports : True if the program reports its steps
-    in_header : True if the trace's header contains the number of steps; then nothing is collected here
-    """
+    """Start times of the program's steps, as the program reports them, or else from the steps of its optimizer."""
 
     def __init__(self, started_ns: int) -> None:
         self._started_ns = started_ns

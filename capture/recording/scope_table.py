@@ -1,7 +1,4 @@
-"""Tables that number scopes, torch settings, and (signature, scope) pairs.
-
-Numbers continue to increase when the tables are cleared.
-"""
+"""Tables that number scopes, torch settings, and (signature, scope) pairs."""
 
 from __future__ import annotations
 
@@ -23,11 +20,7 @@ FIRST_PAIR = 1 << 61
 
 
 class Generations:
-    """Numbers records, and knows for each number in which generation it was assigned.
-
-    A generation is the period between two clearings of the recorder's tables; `current` is the number of the current
-    one.
-    """
+    """Numbers records by generation, the period between two clearings of the recorder's tables."""
 
     def __init__(self) -> None:
         self.current = 0
@@ -37,8 +30,6 @@ class Generations:
 
     def next(self, kind: Hashable) -> int:
         """Return a new number for a record.
-
-        The caller must hold the lock of the tables.
 
         kind : type of the record, or `PAIR`
         """
@@ -58,7 +49,7 @@ class Generations:
         self._firsts[self.current] = dict(self._next)
 
     def numbers(self, kind: Hashable, generations: set[int]) -> Iterator[int]:
-        """Yield the numbers that records of one kind got in these generations, except those that `keep` removed."""
+        """Yield the numbers of records of one kind from these generations."""
         for generation in sorted(generations & self._firsts.keys()):
             end = self._next[kind] if generation == self.current else self._ends[generation].get(kind, 0)
             yield from range(self._firsts[generation].get(kind, 0), end)
@@ -100,9 +91,8 @@ class ScopeTable:
         self._pair_numbers: dict[tuple[int, int, int], int] = {}
 
     def point(self, signature: int, place: Location, tensors: int) -> tuple[int, int]:
-        """Return the numbers of the scope, and of the (signature, scope) pair, of calls from the current source line.
-
-        tensors : number of input and output tensors of the calls
+        """Return the numbers of the scope, and of the (signature, scope) pair, of calls from the current source
+        line.
         """
         scope = self.scope(self._refine_place(place), self._lines.here(), self._context(place.autocast))
         return scope, self.pair(signature, scope, tensors)
@@ -132,10 +122,7 @@ class ScopeTable:
         return number
 
     def backward_scope(self, scope: int, forward: int) -> int:
-        """Return the number of a scope equal to `scope` that also refers to `forward`, the scope of a forward call.
-
-        Return `scope` if there is no such scope yet and the record of `forward` was removed.
-        """
+        """Return the number of a scope equal to `scope` that also refers to `forward`, the scope of a forward call."""
         key = (scope, forward)
         number = self._scopes.get(key)
         if number is None:
@@ -157,7 +144,7 @@ class ScopeTable:
         return self._add(self._scopes, record, record)
 
     def forget(self) -> None:
-        """Clear the tables that find equal scopes again; keep their records. The caller must hold the lock."""
+        """Clear the tables that find equal scopes again; keep their records."""
         for table in (self._pair_numbers, self._scopes, self._contexts):
             table.clear()
 

@@ -1,8 +1,4 @@
-"""Numbers of storages, which connect a call's arguments to the calls that produced them.
-
-An address is reused after its storage is freed. Therefore the address of every numbered storage is pinned: the memory
-is freed as usual, but the address is not reused until `sweep` finds that the storage no longer exists.
-"""
+"""Numbers of storages, which connect a call's arguments to the calls that produced them."""
 
 from __future__ import annotations
 
@@ -26,10 +22,7 @@ MIDDLE_SWEEPS, OLD_SWEEPS = 8, 64
 
 
 class StorageNumbers:
-    """Numbers of the storages of all tensors in arguments and results of calls.
-
-    The code that records a call uses the attributes `numbers` and `young` directly, for speed.
-    """
+    """Numbers of the storages of all tensors in arguments and results of calls."""
 
     def __init__(self) -> None:
         self.numbers: dict[int, int] = {}
@@ -55,10 +48,7 @@ class StorageNumbers:
             return NO_STORAGE
 
     def numbers_of(self, tensors: Iterable[torch.Tensor | None]) -> list[int]:
-        """Return the storage numbers of an operator's results, without results that are None.
-
-        Raises RuntimeError or NotImplementedError if a tensor has no storage.
-        """
+        """Return the storage numbers of an operator's results, without results that are None."""
         number, add = self.numbers.get, self._add
         numbers: list[int] = []
         for tensor in tensors:

@@ -67,16 +67,10 @@ UNPAIRED = -(1 << 62)
 class ThreadMode(OrderlyMode):
     """A dispatch mode that tracks its thread's location: module, function and phase.
 
-    The subclass `RecordingMode` processes the calls.
-
     idents : numbers by which an accelerator's records may identify the thread
-    last : `CallNode` of the last operator call, or after the thread has moved to another location, the node that
-        predicts the first call there
     rows : integers of all calls that the writing thread has not taken yet; for each call the number of its (signature,
         scope) pair, start and end in ns, autograd sequence number (negative in a backward pass), and storages of input
-        and output tensors. A call is added in one step that cannot be interrupted
-    generations : first and last generation (see `Generations`) from which this thread may use numbers; the last is None
-        while the thread looks up a call
+        and output tensors
     """
 
     number: int
@@ -119,9 +113,8 @@ class ThreadMode(OrderlyMode):
     ) -> Any:
         """Run a function that the dispatcher does not see, and record its call and the calls inside it.
 
-        run : function without arguments that calls the function
         args, kwargs : the function's arguments, for the record only
-        shown : function that returns the result to record; None to record the result unchanged
+        shown : returns the result to record; None to record the result unchanged
         """
 
     @abstractmethod
@@ -133,7 +126,7 @@ class ThreadMode(OrderlyMode):
 
     @abstractmethod
     def check_settings(self) -> None:
-        """Look up the scopes of later calls again if torch's settings have changed, which are part of a scope."""
+        """Look up the scopes of later calls again if torch's settings have changed."""
 
     @abstractmethod
     def forget_calls(self) -> None:
@@ -154,7 +147,7 @@ class ThreadMode(OrderlyMode):
         self._go(place)
 
     def leave(self, token: object) -> None:
-        """Return to the location before the call of `enter` with this token; do nothing if it was left already."""
+        """Return to the location before the call of `enter` with this token."""
         outer = self._outer
         depth = len(outer) - 1
         if depth < 0 or outer[depth][0] is not token:
@@ -212,10 +205,7 @@ class ThreadMode(OrderlyMode):
 
 
 class ThreadModes:
-    """The dispatch modes of all threads of a process, in order of first use.
-
-    by_steps : True to record a thread only while it is in a step
-    """
+    """The dispatch modes of all threads of a process, in order of first use."""
 
     def __init__(self, make_mode: Callable[[], ThreadMode], by_steps: bool = False) -> None:
         self.all: list[ThreadMode] = []
@@ -226,7 +216,7 @@ class ThreadModes:
         self._local = threading.local()
 
     def begin(self) -> None:
-        """Forget the modes of all other threads, and begin this thread's mode again, also in a forked process."""
+        """Start again with only this thread's mode, if it has one."""
         mode: ThreadMode | None = getattr(self._local, "mode", None)
         self._local = threading.local()
         self.all[:] = []

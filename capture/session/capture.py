@@ -78,7 +78,6 @@ class SpawnWatch:
     """Between `start` and `stop`, sends the capture's settings to the processes that this process spawns.
 
     describe : returns the capture's settings for a process that is being spawned, or None if it is not to be recorded
-    failed : called with the error because of which a spawned process is not recorded
     """
 
     def __init__(self, describe: Callable[[], Mapping[str, Any] | None], failed: Callable[[Exception], None]) -> None:

@@ -28,10 +28,7 @@ from opgrip.traces.schema.records import Context, Graph, Scope, Signature
 
 
 class GraphKeeper:
-    """A context that keeps the calls of CUDA and HIP graphs that the program captures, as long as the graphs exist.
-
-    Threads are recorded only while they capture a graph. Compiled regions run as compiled.
-    """
+    """A context that keeps the calls of CUDA and HIP graphs that the program captures, as long as the graphs exist."""
 
     def __init__(self) -> None:
         self._recorder = Recorder(OpaqueMode)

@@ -54,15 +54,8 @@ class Schedule:
     """The steps that a capture records: `skip` steps are skipped, then cycles of `wait`, `warmup` and `active` steps
     follow; the active steps are recorded.
 
-    Steps are counted as in `torch.profiler.schedule`: the first step runs from the start of the capture to the first
-    `Capture.step()`.
-
-    active : number of recorded steps per cycle
-    wait : number of steps per cycle that run without capture, before the others
-    skip : number of steps before the first cycle
     repeat : number of cycles, or 0 to repeat until the program ends
-    warmup : number of steps per cycle that run under the capture but are not recorded. During these steps, the capture
-        examines new signatures and values, so that this work does not perturb the times of the recorded steps
+    warmup : number of steps per cycle that run under the capture but are not recorded
     """
 
     active: int = 1

@@ -1,11 +1,4 @@
-"""Search for everything that a function needs: names, the live objects behind them, and their source.
-
-Each needed object becomes an item (see `items.py`), which holds pieces of source to include. An item that cannot be
-included, for example a value that cannot be written as source, is refused with a reason, and so is everything that
-needs it. `Collector` adds classes without their methods and attributes. `ClassParts` adds these: all of them for enums,
-dataclasses and named tuples; for other classes, those that code may read from an object of the class, or that Python or
-an imported base class may call.
-"""
+"""Search for everything that a function needs: names, the live objects behind them, and their source."""
 
 from __future__ import annotations
 
@@ -75,11 +68,6 @@ class Collector(ItemTable):
     """Collects the items of one sample: everything that the sample must contain or import.
 
     words : strings in arguments that code may use to find functions by name
-
-    mentions : attributes read from objects of unknown class, each with the piece of source and the item of the sample
-        that read it
-    class_reads : attributes read from a class: the class, the attribute, the item that reads it, and True if the
-        attribute is read while that item is defined
     """
 
     def __init__(self, words: Iterable[str] = ()) -> None:
@@ -91,7 +79,6 @@ class Collector(ItemTable):
     # from source to names
 
     def scan(self, piece: Piece, item: SampleItem) -> None:
-        """Add to the sample everything that a piece of source of `item` needs."""
         left_out = (*piece.dropped, *(node for node, _ in piece.defaults))
         skipped = {id(part) for node in left_out for part in ast.walk(node)}
         uses = [use for use in piece.names.uses if id(use.nodes[0]) not in skipped and use.name not in _OF_EACH_MODULE]
@@ -190,7 +177,7 @@ class Collector(ItemTable):
         return self._value(thing, name, piece, meaning.attribute_count)
 
     def function(self, thing: Any, name: str, attributes: tuple[str, ...] = ()) -> SampleItem:
-        """Return the sample's item for a Python function; add one, with all that it needs, if it is new."""
+        """Return the sample's item for a Python function; add one if it is new."""
         key = ("function", id(thing))
         item = self._items.get(key)
         if item is None:
@@ -219,12 +206,7 @@ class Collector(ItemTable):
         self.scan(item.piece, item)
 
     def function_piece(self, definition: FunctionDefinition, item: SampleItem, cls: type | None = None) -> Piece:
-        """Return the source of a function as a piece of the sample.
-
-        Default arguments that refer to names which no longer exist, or have changed, are written as values.
-
-        cls : class whose body contains the function, or None
-        """
+        """Return the source of a function as a piece of the sample."""
         namespace = namespace_of(definition.function)
         is_method = cls is not None and not isinstance(vars(cls).get(definition.function.__name__), staticmethod)
         names = names_of(definition.node, is_method)
@@ -343,9 +325,6 @@ def is_whole(cls: type) -> bool:
 
 
 def provider_of(mro: tuple[type, ...], name: str) -> type | None:
-    """Return the first class of `mro` that defines the attribute `name`, or None; ignore names that every class
-    defines.
-    """
     return next((cls for cls in mro if name in vars(cls)), None) if name not in _OF_EACH_CLASS else None
 
 
@@ -357,9 +336,6 @@ def is_special(cls: type, name: str) -> bool:
 
 
 def overrides(cls: type, name: str) -> bool:
-    """Return True if `cls` overrides the method `name` of an imported base class; False for `__*`, and in torch.nn
-    modules.
-    """
     bases = [base for base in cls.__mro__ if not is_taken(base) and base not in NO_BASES]
     # modules have too many such methods
     return torch.nn.Module not in bases and not name.startswith("__") and any(name in vars(base) for base in bases)
@@ -399,10 +375,7 @@ def has_changed(node: ast.Assign | ast.AnnAssign, value: Any) -> bool:
 
 
 class ClassParts:
-    """Finds the methods and attributes of the sample's classes that the sample needs.
-
-    own : classes of the object whose method is the sample; their `forward` is only included if code calls it
-    """
+    """Finds the methods and attributes of the sample's classes that the sample needs."""
 
     def __init__(self, collector: Collector, own: Iterable[type] = ()) -> None:
         self._collector = collector
@@ -419,10 +392,6 @@ class ClassParts:
             item.is_live = item.has_bases = True
 
     def part(self, cls: type, name: str) -> SampleItem:
-        """Return the sample's item for an attribute `name` that a class itself defines; add one if it is new.
-
-        For a class that is not included in parts, return the item of the class.
-        """
         item = self._collector.class_item(cls)
         if not isinstance(item, ClassItem) or is_whole(cls):
             if isinstance(item, ClassItem):
@@ -474,10 +443,8 @@ class ClassParts:
     # attributes that may be read
 
     def expand(self, objects: Iterable[Any], root: SampleItem) -> None:
-        """Add all methods and attributes of classes that the sample's code may use, and repeat this for the added code.
-
-        objects : arguments and results of recorded calls
-        root : item that needs the classes of these objects
+        """Add all methods and attributes of classes that the sample's code may use, and repeat this for the added
+        code.
         """
         objects = list(objects)
         before = (-1, -1)

@@ -51,12 +51,8 @@ class Annotation:
 class FreeNames:
     """The free names in a piece of source, with its imports and annotations and the attributes that it reads.
 
-    uses : free names, except in annotations
     bound : names that the piece, or any scope inside it, binds
-    outer : `global` and `nonlocal` statements that refer to outer names, with those names
     words : strings in the piece that could be names
-    makes_own : True if the piece creates an object of the class of `self`: `type(self)(...)`
-    calls_self : True if the piece calls `self` or `cls`: `self(...)`, `cls(...)`
     """
 
     uses: list[Use] = field(default_factory=list)
@@ -116,7 +112,7 @@ def stored(node: ast.AST) -> set[str]:
 
 
 def bind(node: ast.AST, scope: NameScope) -> None:
-    """Add to `scope` the names that a statement binds, except in inner scopes."""
+    """Add to `scope` the names that a statement binds."""
     if isinstance(node, ast.Name):
         if not isinstance(node.ctx, ast.Load):
             scope.bound.add(node.id)

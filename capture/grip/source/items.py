@@ -29,7 +29,6 @@ WIDTH = 100  # maximum number of characters in a line of an import statement
 class Import:
     """An import statement that binds one name.
 
-    module : full name of the module
     attribute : `Tensor` in `from torch import Tensor`; None for `import torch`
     alias : name that the statement binds; empty for `import scipy.optimize`, which binds `scipy`
     """
@@ -44,12 +43,7 @@ class Import:
 
 
 def import_of(name: str, attributes: Sequence[str], thing: Any, file: SourceFile | None, package: str) -> Import | None:
-    """Return an import statement for an object, if possible the one in `file`; None if no statement can import it.
-
-    name : name by which the code refers to the object
-    attributes : attributes read from the name, which determine the submodules to import
-    package : package that contains the file, for relative imports
-    """
+    """Return an import statement for an object, if possible the one in `file`."""
     plain: Import | None = None
     for statement in _bindings(file).get(name, ()) if file is not None else ():
         for candidate in _read(statement, name, package):
@@ -96,7 +90,7 @@ def source_module(statement: ast.ImportFrom, package: str) -> str:
 
 
 def live_import(module: str, attribute: str | None) -> Any:
-    """Return the object that an import statement would bind, without importing anything; None if it is not loaded."""
+    """Return the object that an import statement would bind, without importing anything."""
     if attribute is None:
         return sys.modules.get(module)
     value = getattr(sys.modules.get(module), attribute, None)
@@ -164,8 +158,6 @@ def _member_order(name: str) -> tuple[int, str]:
 class SampleItem:
     """An item of a sample's module: a function, class, part of a class, import or constant.
 
-    refusal : reason why the item cannot be extracted; None if it can
-    needs : items that this item requires
     early : items in `needs` that must be defined before this one
     may_need : items that this item may use; those that cannot be extracted are left out
     """
@@ -202,12 +194,8 @@ class Link:
 class Piece:
     """A definition or statement of the original source that the sample includes.
 
-    namespace : the variables among which its free names are looked up
-    cls : class whose body contains it, or None
     dropped : decorators that are left out
-    defaults : default arguments that are written as values, because names in them no longer exist or have changed
-    local_imports : `from` statements inside functions that import included code, each with the names that it binds
-    hints : type annotations, with the objects to which their names refer
+    defaults : default arguments that are written as values
     """
 
     file: SourceFile
@@ -256,12 +244,7 @@ class ClassItem(SampleItem):
     """A class, of which the sample may contain only some methods and attributes.
 
     whole : complete source of the class; None if only parts are included
-    bases : imported base classes, direct or through other classes of the program, each with the expression that names
-        it in the source, or None if there is no such expression
-    parts : included methods and attributes, by name
     is_live : True if objects of the class may exist
-    is_made : True if the constructor may be called
-    has_bases : True if the imported base classes are included
     """
 
     cls: type
@@ -281,10 +264,7 @@ class ClassItem(SampleItem):
 
 @dataclass(eq=False, slots=True)
 class PartItem(SampleItem):
-    """A method or attribute of a class.
-
-    value : value of the attribute, which the sample contains if `pieces` is empty
-    """
+    """A method or attribute of a class."""
 
     owner: ClassItem | None = None
     pieces: list[Piece] = field(default_factory=list)
@@ -308,7 +288,7 @@ def pieces_of(item: SampleItem) -> list[Piece]:
 
 
 def refusals(items: Iterable[SampleItem]) -> dict[SampleItem, list[SampleItem]]:
-    """Return each item that cannot be extracted, with the items that lead to the cause; each needs the next."""
+    """Return, for each item that cannot be extracted, the chain of needed items from it to the cause."""
     users: dict[SampleItem, list[SampleItem]] = {}
     ways: dict[SampleItem, list[SampleItem]] = {}
     for item in items:
@@ -326,7 +306,7 @@ def refusals(items: Iterable[SampleItem]) -> dict[SampleItem, list[SampleItem]]:
 
 
 def reachable(root: SampleItem, refused: Iterable[SampleItem]) -> list[SampleItem]:
-    """Return the root item and, recursively, the items that each item needs, or may need unless they are `refused`."""
+    """Return `root` and the items that it needs or may need, directly or through other items."""
     refused, reachable_items, queue = set(refused), {root: None}, [root]
     for item in queue:
         for needed in (*item.needs, *(one for one in item.may_need if one not in refused)):
@@ -422,11 +402,7 @@ class ItemTable:
         return item
 
     def add_import(self, thing: Any, name: str, attributes: tuple[str, ...], piece: Piece | None) -> SampleItem | None:
-        """Return the sample's item for an imported object, or None if no import statement can import it.
-
-        name : name in the code that uses the object
-        piece : source that uses the object; None if it is part of a value
-        """
+        """Return the sample's item for an imported object."""
         file = piece.file if piece is not None else None
         package = (piece.namespace.variables.get("__package__") or "") if piece is not None else ""
         statement = import_of(name, attributes, thing, file, package)

@@ -1,8 +1,4 @@
-"""Live objects of the program: what free names refer to, the source of functions and classes, and imported packages.
-
-A sample imports the standard library, compiled modules, and the widely used packages listed here. Everything else is
-included as source: the user's modules, and frameworks such as mmdet, which may not be installed where the sample runs.
-"""
+"""Live objects of the program: what free names refer to, the source of functions and classes, and imported packages."""
 
 from __future__ import annotations
 
@@ -68,7 +64,7 @@ def is_imported(module: str) -> bool:
 
 
 def module_of(thing: Any) -> str | None:
-    """Return the name of a module, or the `__module__` of a class or function; None if there is none."""
+    """Return the name of a module, or the `__module__` of a class or function."""
     name = thing.__name__ if isinstance(thing, ModuleType) else getattr(thing, "__module__", None)
     return name if isinstance(name, str) else None
 
@@ -92,11 +88,7 @@ class Treatment(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """The variables among which the free names of a piece of source are looked up.
-
-    variables : global variables of the module
-    closure : variables of enclosing functions
-    """
+    """The variables among which the free names of a piece of source are looked up."""
 
     module: str
     variables: Mapping[str, Any]
@@ -160,7 +152,6 @@ def treatment_of(thing: Any) -> Treatment:
 
 
 def is_bound(thing: Any) -> bool:
-    """Return True for a method that is bound to an object, or to a class whose source a sample contains."""
     if isinstance(thing, MethodType):
         return True
     # such as `apply` of autograd functions since torch 2.15; for functions in C, `__self__` is a module or a class of
@@ -170,7 +161,7 @@ def is_bound(thing: Any) -> bool:
 
 
 def python_function(thing: Any) -> FunctionType | None:
-    """Return the Python function that a callable is or wraps, or None."""
+    """Return the Python function that a callable is or wraps."""
     inner = layers_of(thing)[-1]
     return inner if isinstance(inner, FunctionType) else None
 
@@ -198,7 +189,7 @@ def is_imported_code(layer: Any) -> bool:
 
 
 def wrapped(thing: Any) -> Any:
-    """Return the callable that a wrapper names as its `__wrapped__`, or None."""
+    """Return the callable that a wrapper names as its `__wrapped__`."""
     inner = getattr(thing, "__dict__", {}).get("__wrapped__")
     return inner if callable(inner) else None
 
@@ -291,10 +282,7 @@ class _Words:
 
 
 def named_in(objects: Iterable[Any], mentioned: Mentioned) -> list[type | FunctionType]:
-    """Return the program's classes and functions found in `objects`, and the classes of all objects found there.
-
-    The search includes the contents of containers and the attributes that code reads (`mentioned`).
-    """
+    """Return the functions and classes of the program that `objects` contain or are instances of."""
     types_and_functions: dict[type | FunctionType, None] = {}
     objects_by_id: dict[int, Any] = {}
     queue = list(objects)
@@ -393,7 +381,7 @@ class SourceFile:
 
     @cached_property
     def string_lines(self) -> frozenset[int]:
-        """Numbers of the lines that begin inside a string other than a docstring; their indentation must not change."""
+        """Numbers of the lines that begin inside a string other than a docstring."""
         inside: set[int] = set()
         opened: list[int] = []
         for token in tokenize.generate_tokens(io.StringIO(self.text).readline):
@@ -470,9 +458,8 @@ def _parse(name: str, text: str) -> SourceFile:
 
 
 def source_file(name: str, module_globals: dict[str, Any] | None, what: str) -> SourceFile:
-    """Return the source file or notebook cell whose `co_filename` is `name`; raise `UserError` if it cannot be read.
+    """Return the source file or notebook cell whose `co_filename` is `name`.
 
-    module_globals : global variables of the module, from whose loader the source may come; None if unknown
     what : noun for the object whose source is searched, for the message
     """
     lines = linecache.getlines(name, module_globals)
@@ -487,7 +474,6 @@ def source_file(name: str, module_globals: dict[str, Any] | None, what: str) -> 
 
 
 def find_function(function: FunctionType) -> tuple[SourceFile, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda]:
-    """Find the definition of a function; raise `UserError` if it is not found, or has changed since it was imported."""
     code, what = function.__code__, function.__qualname__
     file = source_file(code.co_filename, function.__globals__, what)
     nodes = [
@@ -537,7 +523,6 @@ def _is_written_at(code: CodeType, node: ast.Lambda) -> bool:
 
 
 def find_class(cls: type) -> tuple[SourceFile, ast.ClassDef]:
-    """Find the definition of a class; raise `UserError` if its file or its definition is not found."""
     what = cls.__qualname__
     methods = [thing for thing in map(_plain_function, vars(cls).values()) if thing is not None]
     own = [
@@ -585,7 +570,6 @@ class FunctionDefinition:
     """The definition of the function inside a callable, in its source file.
 
     function : the function inside all decorators
-    dropped : decorators that had no part in creating the callable from the function
     """
 
     function: FunctionType
@@ -595,11 +579,7 @@ class FunctionDefinition:
 
 
 def find_definition(thing: Any) -> FunctionDefinition:
-    """Return the definition of the function inside a callable; raise `UserError` if its source is not found.
-
-    If a wrapper was not applied as a decorator, as in `fast = cached(slow)`, return the definition of the wrapper
-    itself.
-    """
+    """Return the definition of the function inside a callable."""
     layers = layers_of(thing, unmarked=True)
     for index in range(len(layers) - 1, -1, -1):
         function = layers[index]

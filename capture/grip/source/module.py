@@ -94,7 +94,6 @@ class Edits:
 def edits_of(piece: Piece, names: Mapping[SampleItem, str], keeps: Callable[[Annotation], bool]) -> Edits:
     """Return the changes that a piece of source needs in a sample, except to its indentation and its own name.
 
-    names : for each item, its name in the sample
     keeps : returns False for a type annotation that is to be removed
     """
     edits = Edits(piece.file)
@@ -207,7 +206,7 @@ def rename_definition(edits: Edits, node: FunctionNode | ast.ClassDef, name: str
 
 
 def with_comments(file: SourceFile, node: ast.stmt) -> int:
-    """Return the line at which a statement begins, including comments directly above it."""
+    """Return the line at which a statement begins, with its comments."""
     first = first_line(node) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) else node.lineno
     line, column = first, node.col_offset
     while line > 1 and re.match(rf"\s{{{column}}}#", file.lines[line - 2]):
@@ -230,10 +229,7 @@ _FUTURE = "from __future__ import annotations"
 
 
 class Layout:
-    """Writes the items of one sample as source; `root` is the sample's function or method.
-
-    annotations : type annotations that are kept
-    """
+    """Writes the items of one sample as source."""
 
     def __init__(
         self,
@@ -416,7 +412,7 @@ def _is_whole(expression: str) -> bool:
 
 
 def names_for(items: Iterable[SampleItem]) -> dict[SampleItem, str]:
-    """Return each item's name in the sample: its own, or if that is taken, with the module's name or a number added."""
+    """Choose the names of items in the sample."""
     items = list(items)
     owners_by_name: dict[str, SampleItem] = {}
     shadowed = _bound_by_users(items)
@@ -470,9 +466,8 @@ _ANY = Import("typing", "Any", "Any")
 def hints_of(
     collector: Collector, included: Iterable[SampleItem]
 ) -> tuple[frozenset[Annotation], tuple[SampleItem, ...]]:
-    """Return the type annotations whose names the sample defines or can import, and the items that it needs for them.
-
-    Also records, in each piece of source code with such an annotation, which item each of its names refers to.
+    """Return the type annotations whose names the sample defines or can import, and the items that it needs for
+    them.
     """
     included = list(included)
     has = set(included)
@@ -529,10 +524,8 @@ class ModuleText:
     """The text of a sample's module, with what it defines and imports.
 
     classes : names of classes and functions among the arguments and results, by their original `module:qualname`
-    projects : top-level packages and modules whose source is included
     imports : top-level packages that the module imports, without the standard library
     absent : free names that the original code does not define either
-    left_out : as in `Requirements`
     """
 
     text: str
@@ -545,7 +538,6 @@ class ModuleText:
 
 
 def requirements_of(gripped: Gripped) -> Requirements:
-    """Return everything that a gripped function needs; raise `UserError` if a part of it cannot be extracted."""
     collector = Collector(words_in(objects_of(gripped)))
     root, classes = _enter_function(gripped, collector)
     classes.expand(objects_of(gripped), root)
@@ -593,7 +585,7 @@ def lay_out(gripped: Gripped, requirements: Requirements, origin: str) -> Module
 
 
 def owner_of(gripped: Gripped) -> type | None:
-    """Return the class of a gripped method, even if it was gripped inside the class's body; None for a function."""
+    """Return the class of a gripped method, even if it was gripped inside the class's body."""
     path = gripped.entry.rpartition("<locals>.")[2].rpartition(".")[0]
     if gripped.owner is not None or not path:
         return gripped.owner

@@ -56,10 +56,7 @@ class Inexpressible(Exception):
 
 
 def express(value: Any, refer: Refer, column: int = 0) -> str:
-    """Return source that creates a value; raise `Inexpressible` if that is not possible.
-
-    column : column at which the expression begins, for line breaks
-    """
+    """Return source that creates a value; raise `Inexpressible` if that is not possible."""
     return _Writer(refer).write(value, column)
 
 
@@ -284,7 +281,7 @@ def _is_function(value: Any) -> bool:
 
 
 def express_class(cls: type, refer: Refer) -> str:
-    """Return the call of `namedtuple` or `Enum` that creates a class; raise `Inexpressible` for other classes."""
+    """Return the call of `namedtuple` or `Enum` that creates a class."""
     writer = _Writer(refer)
     if cls.__bases__ == (enum.Enum,):
         members = {name: member.value for name, member in cls.__members__.items()}  # type: ignore[attr-defined]
@@ -297,7 +294,7 @@ def express_class(cls: type, refer: Refer) -> str:
 
 
 def statement_of(name: str, piece: Piece) -> ast.Assign | ast.AnnAssign | None:
-    """Return the statement that assigns the global variable `name`, if exactly one does; else None."""
+    """Return the only statement that assigns a global variable."""
     if name in piece.namespace.closure:
         return None
     statements: list[ast.Assign | ast.AnnAssign] = []
@@ -322,10 +319,7 @@ def is_literal(statement: ast.Assign | ast.AnnAssign, value: Any) -> bool:
 
 
 def made_by_call(statement: ast.Assign | ast.AnnAssign, namespace: Namespace, value: Any) -> bool:
-    """Return True if a statement calls an imported class with literals as arguments, such as `nn.ReLU(inplace=True)`.
-
-    Modules with parameters or buffers are excluded.
-    """
+    """Return True if a statement can create `value` again by a call with literals, such as `nn.ReLU(inplace=True)`."""
     call = statement.value
     if not isinstance(call, ast.Call) or not is_imported(type(value).__module__):
         return False
@@ -351,9 +345,7 @@ def is_plain(argument: ast.expr) -> bool:
 
 
 def lost_defaults(definition: FunctionDefinition, piece: Piece) -> Iterator[tuple[ast.expr, Any]]:
-    """Yield (expression, value) for each default argument whose expression uses a name that no longer exists, or is a
-    single name that now refers to another object.
-    """
+    """Yield the expression and value of each default argument that must be written as a value."""
     arguments = definition.node.args
     positional = zip(reversed(arguments.defaults), reversed(definition.function.__defaults__ or ()), strict=False)
     named = [
