@@ -71,11 +71,8 @@ class CannotMake(Exception):
 def make_arguments(tree: Any, classes: Mapping[str, Any], make_tensor: Callable[[Any], Any] = lambda leaf: leaf) -> Any:
     """Return the arguments described by nested specs, as tensors, objects and plain values.
 
-    A field of an object is not set if the trace could not hold its value, or if its class is not provided.
-
     classes : classes and functions that may occur, by `module:qualname`, by qualname, or by the first part of the
         qualname
-    make_tensor : returns the tensor for a `TensorSpec`; by default, `tree` already has tensors
     """
     try:
         return _Maker(classes, make_tensor).make(tree)
@@ -275,12 +272,8 @@ Values = Callable[[TensorSpec, tuple[int, ...]], torch.Tensor]
 def lay_out(specs: Sequence[TensorSpec], values: Values, device: Callable[[str], str] = str) -> list[torch.Tensor]:
     """Return a tensor for each spec; specs with equal storage numbers share memory.
 
-    A tensor that requires a gradient is the result of an operator and not a leaf, so that a function may write into it.
-
     values : returns a tensor's values in the requested shape, in which dimensions of stride 0 have size 1
     device : maps a recorded device to the device to use
-
-    Raises `FormatError` for a tensor that is sparse, quantized, nested or of a subclass.
     """
     extents: dict[Any, int] = {}
     for place, spec in enumerate(specs):
@@ -307,7 +300,7 @@ def lay_out(specs: Sequence[TensorSpec], values: Values, device: Callable[[str],
 
 
 def once_shape(spec: TensorSpec) -> tuple[int, ...]:
-    """Return a tensor's shape with size 1 in each dimension of stride 0; full values are stored in this shape."""
+    """Return a tensor's shape with size 1 in each dimension of stride 0."""
     steps = spec.stride or (1,) * len(spec.shape)
     return tuple(1 if step == 0 else size for size, step in zip(spec.shape, steps, strict=True))
 

@@ -1,7 +1,4 @@
-"""Dataflow of a trace: the earlier calls that wrote the memory of each call's arguments, critical path and memory use.
-
-The calls are read twice, which takes 8 bytes for each storage, and more for storages in use.
-"""
+"""Dataflow of a trace: which earlier calls wrote the memory of each call's arguments, critical path, and memory use."""
 
 from __future__ import annotations
 
@@ -23,8 +20,6 @@ UNKNOWN = -1
 
 
 class MemoryNumbers:
-    """Compact map from numbers of storages to integers from 0 to 2 ** 31 - 1, with `UNKNOWN` for other storages."""
-
     def __init__(self) -> None:
         self._near = array("i")
         self._far: dict[int, int] = {}
@@ -76,9 +71,7 @@ class DataflowStep:
     """A call, the storages that it uses, and the earlier calls that it depends on.
 
     number : index of the call in the trace's call table
-    host_ns : time on the host, as in `Trace.calls`
-    device_ns : time in which the call kept an accelerator busy; None for a call on the host only
-    time_ns : time on the device if the call ran on one, else `host_ns`
+    device_ns : None for a call that ran only on the host
     after : numbers of the earlier calls that created or last wrote the memory of its arguments
     inputs, outputs, writes : numbers of the storages of its arguments, of its results, and of arguments that it writes
     """
@@ -103,9 +96,7 @@ class DataflowStep:
 class Storage:
     """Memory that holds tensors.
 
-    bytes : number from its start to the farthest end of an argument in it, or of a result if it holds no arguments
-    made_by : index of the call that first returned a tensor in it; None if the first call that uses it takes it as an
-        argument, as for memory from before the capture
+    made_by : index of the call that created it; None if no call in the trace created it
     first, last : indices of the first and the last call that use it
     """
 
@@ -120,7 +111,6 @@ class Dataflow:
     """The calls in `Trace.own_calls`, each with the earlier calls that it depends on.
 
     has_memory : True if the trace records which storages its calls use
-    writers : during iteration, by storage in use, the number of the call that created or last wrote it
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -263,11 +253,8 @@ PRUNED = 1 << 12  # maximum number of chains that are kept in addition to chains
 class GraphFacts:
     """Facts about the dataflow graph of a trace.
 
-    time_ns : sum of the times of all calls, on the device for calls that ran on one
-    host_ns : sum of the times of all calls on the host
     critical_path : indices of the calls in the slowest chain in which each call depends on the previous one
-    critical_ns, critical_host_ns : sums of the calls' `time_ns` and `host_ns` over this chain
-    peak_bytes : maximum of the memory in use that calls in the trace created
+    critical_ns, critical_host_ns : sums over this chain
     peak_at, peak_op : index and operator of the call at which memory use is highest
     outside_bytes : memory that calls use, but no call in the trace created
     """
@@ -306,7 +293,6 @@ def make_graph(trace: Trace) -> TraceGraph:
 
 
 def graph_facts(flow: Dataflow) -> GraphFacts:
-    """Return critical path, memory use and totals of a dataflow graph; this takes 4 bytes of memory per call."""
     watch = _Watch()
     for step, new in flow:
         watch.add(step, new, flow.writers)

@@ -33,10 +33,9 @@ STEP, TRACE, CALL = "step", "trace", "call"
 
 @dataclass(slots=True)
 class Cases:
-    """All calls on one side of a comparison that have the same key, and so the same operator and arguments.
+    """All calls on one side of a comparison that have the same operator and arguments.
 
-    time_ns : total time, computed with the median time of each signature; the number of calls in a trace without times
-    models : tensor arguments of the first signature among these calls, each with its value model if it has one
+    time_ns : total time; the number of calls in a trace without times
     times_us : for each signature, median time of a call and number of calls
     call_of_profile : text of the call without the arguments and properties that profiles lack
     """
@@ -51,7 +50,6 @@ class Cases:
 
     @property
     def median_us(self) -> float | None:
-        """Median time of a call of the most frequent signature."""
         return max(self.times_us, key=lambda item: item[1])[0] if self.times_us else None
 
     def include(self, other: Cases) -> None:
@@ -62,10 +60,8 @@ class Cases:
 
 @dataclass(slots=True)
 class Side:
-    """Calls and times of all traces on one side of a comparison; traces are added one by one.
+    """Calls and times of all traces on one side of a comparison.
 
-    cases : calls with the same operator and arguments, by their key
-    header : header of the first trace
     steps : number of steps in all traces; None if a trace does not record its steps
     """
 
@@ -113,7 +109,6 @@ class Side:
 
 
 def unit_of(before: Side, after: Side) -> str:
-    """Return `STEP` if both sides record their steps, `TRACE` if each is a single trace, else `CALL`."""
     if before.steps and after.steps:
         return STEP
     return TRACE if before.traces == after.traces == 1 else CALL
@@ -252,12 +247,7 @@ def statistics_of(model: ValueModel, spec: TensorSpec) -> Statistics:
 
 
 def changed_statistics(before: Statistics, after: Statistics, tolerance: float) -> dict[str, tuple[float, float]]:
-    """Return the statistics that changed, with their values before and after.
-
-    A share changed if the difference exceeds `tolerance`; a mean or standard deviation, if the difference exceeds
-    `tolerance` times the larger standard deviation; the lowest or highest value, if the difference exceeds ten times
-    that product.
-    """
+    """Return the statistics that changed, with their values before and after."""
     changed = {}
     spread = max(before.get("std", 0.0), after.get("std", 0.0))
     scale = max(spread, 1e-6 * max(abs(before.get("mean", 0.0)), abs(after.get("mean", 0.0))))
@@ -286,7 +276,7 @@ class Tolerances:
     counts : difference in the number of calls, relative to the larger number
     shares : difference in the share of the total time, 0 to 1
     values : difference in statistics of values, relative to the spread of the values
-    least : smallest share of the time, 0 to 1, of a signature that is reported as new, missing or with another count
+    least : smallest share of the time, 0 to 1, of a signature that is reported
     """
 
     counts: float = 0.0
@@ -299,10 +289,7 @@ class Tolerances:
 class Row:
     """Comparison of one signature; each pair has the values of both sides.
 
-    key : text that identifies the signature in all traces
-    shares : shares of each side's time, 0 to 1
     values : statistics that changed, as (index of the tensor, name of the statistic, value before, value after)
-    kinds : kinds of differences, out of `KINDS`
     """
 
     key: str
@@ -327,9 +314,7 @@ class TraceDifference:
     """Differences between two sides, each of which is one or more traces.
 
     facts : header fields that differ, as (name, value before, value after)
-    rows : all signatures: those that differ first, then by decreasing change of their share of the time
-    unit : unit per which calls are counted: `step`, `trace` or `call`
-    units : number of these steps, traces or calls on each side
+    units : number of steps, traces or calls, as `unit` says, on each side
     by_call : True if strides, settings and values were ignored, because different tools recorded the two sides
     """
 

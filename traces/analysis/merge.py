@@ -60,9 +60,7 @@ def merge(
 ) -> tuple[int, int]:
     """Write a trace with the calls of all traces, on one clock; return its numbers of operator calls and signatures.
 
-    Equal signatures, scopes, settings and value models are written once. Memory does not grow with the calls.
-
-    align : True to correct the clocks of ranks by the collectives that they share; the header's `clocks` records it
+    align : True to correct the clocks of ranks by the collectives that they share
     """
     _check_once(paths)
     headers = [read_header(path, unbounded).fields for path in paths]

@@ -1,9 +1,5 @@
-"""Conversion of a trace to events of the Chrome trace format, and grouping of consecutive calls by module or function.
-
-Each thread has a track on which calls are nested in modules, and modules in phases. If calls have device times, a
-second track shows the work that the thread submitted to the device.
-
-Format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
+"""Conversion of a trace to events of the Chrome trace format: each thread has a track with calls, modules and
+phases.
 """
 
 from __future__ import annotations
@@ -42,11 +38,6 @@ class TimelinePlace:
     around: tuple[str, ...] = ()
 
     def goes_on(self, other: TimelinePlace) -> bool:
-        """Return True if the next call of the thread, in `other`, belongs to the same execution of this module or
-        function.
-
-        Calls deeper in the program may be recorded with fewer outer stack frames; missing frames are ignored.
-        """
         if (self.name, self.phase, self.file) != (other.name, other.phase, other.file):
             return False
         return all(mine == its for mine, its in zip(self.around, other.around, strict=False))
@@ -108,7 +99,7 @@ Event = dict[str, Any]
 
 
 def timeline(trace: Trace) -> Iterator[Event]:
-    """Yield the events of a trace, thread by thread; times are in microseconds since the capture began."""
+    """Yield the events of a trace; times are in microseconds since the capture began."""
     shapes = {signature.number: _shapes([signature.args, signature.kwargs]) for signature in trace.signatures}
     model = trace.header.get("model")
     program = str(model.get("name", "capture")) if isinstance(model, Mapping) else "capture"

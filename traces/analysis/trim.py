@@ -1,4 +1,4 @@
-"""Selection and writing of a part of a trace: calls, and the records that they refer to. Records keep their numbers."""
+"""Selection and writing of a part of a trace: calls, and the records that they refer to."""
 
 from __future__ import annotations
 
@@ -65,10 +65,8 @@ class Outline:
 
     effects : by signature, numbers of the value models in its `Effects` record
     graphs : CUDA graphs, by the signature of their launches
-    thread, signature, scope, start_ns, tensors : (calls,), columns of the calls; `tensors` is each call's number of
-        tensors
+    tensors : (calls,), number of tensors of each call
     storages : storage numbers of the tensors of all calls, call after call
-    step_starts_ns : (steps,), start times of the steps, from the trace's closing record
     """
 
     header: dict[str, Any] = field(default_factory=dict)
@@ -178,7 +176,6 @@ class TracePart:
 
 
 def selected_calls(outline: Outline, part: TracePart) -> Flags:
-    """Return a mask of the calls that meet the conditions, or ran inside a function whose own call meets them."""
     flags = np.ones(len(outline.start_ns), dtype=np.bool_)
     if part.ops:
         flags &= _matching(outline, part.ops, "op", outline.op_of, outline.signature)
@@ -255,11 +252,7 @@ def _beginnings(outline: Outline, count: int) -> list[int]:
 
 
 class KeptFlow:
-    """For each call, the earlier calls that created or last wrote the memory of its arguments.
-
-    Nested calls use the same memory, so only one level counts: an extension function instead of the calls inside it,
-    and the calls inside a function recorded with `--grip` instead of the function.
-    """
+    """For each call, the earlier calls that created or last wrote the memory of its arguments."""
 
     def __init__(self, outline: Outline) -> None:
         self._order = _own_calls(outline)
@@ -310,7 +303,6 @@ def _own_calls(outline: Outline) -> list[int]:
 class Trimmed:
     """Result of writing a part of a trace.
 
-    calls, of_calls, signatures, of_signatures : numbers in the part and in the whole trace, as in `opgrip trace info`
     producers : number of calls that were added because selected calls read their results, directly or indirectly
     cut_edges : how often a call takes memory that an omitted call created or wrote
     losses : content of a trace that the source file lacks because another tool wrote it
@@ -334,7 +326,7 @@ def trim(
     partial: bool = False,
     unbounded: bool = False,
 ) -> Trimmed:
-    """Write a part of a trace. The trace is read twice, and a few numbers per call are kept in memory.
+    """Write a part of a trace.
 
     with_producers : add all calls that selected calls depend on, directly or indirectly, for their arguments
     """

@@ -47,7 +47,7 @@ FORM, SCHEMA, NUMBER, REFERENCE, TIME, TOTAL = "form", "schema", "number", "refe
 class Finding:
     """Problem found in a trace.
 
-    record : number of the record in the file, counted from 1; the last record for problems of the whole file
+    record : number of the record in the file, counted from 1
     kind : `form` (unreadable line), `schema` (invalid by the JSON Schema), `number` (duplicate number), `reference`
         (dangling reference), `time` (calls overlap without nesting, or are out of order), `total` (wrong total)
     """
@@ -59,11 +59,7 @@ class Finding:
 
 @dataclass(slots=True)
 class Validation:
-    """Problems found in a trace file: the first `MOST` of them, and the number of each kind.
-
-    records : number of records read
-    notes : facts worth knowing that are not errors
-    """
+    """Problems found in a trace file: the first `MOST` of them, and the number of each kind."""
 
     path: Path
     records: int = 0
@@ -226,9 +222,6 @@ class SchemaCheck:
             }
 
     def errors(self, form: Mapping[str, Any]) -> Iterator[str]:
-        """Yield the first `MOST_ERRORS` violations of the JSON Schema by a record, none for an unknown type of record.
-        Only the first `COLUMN` items of each column of calls are checked.
-        """
         validator = self._validators.get(form["type"])
         if validator is None:
             return
@@ -250,7 +243,6 @@ class TimeCheck:
         self._open: dict[int, deque[tuple[int, int]]] = {}
 
     def see(self, place: int, record: Calls) -> None:
-        """Check the times of a block of calls; add at most one finding for each kind of error."""
         open_calls = self._open.setdefault(record.thread, deque(maxlen=MOST_OPEN))
         crossing: list[int] = []
         disordered: list[int] = []
@@ -276,7 +268,6 @@ class TimeCheck:
 
 
 def validate(path: str | Path, unbounded: bool = False) -> Validation:
-    """Return the problems of a trace file; a file of another tool is converted to a trace first."""
     reader = TraceReader(path, unbounded)
     validation = Validation(reader.path)
     read_header(path, unbounded)

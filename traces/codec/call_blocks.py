@@ -1,8 +1,4 @@
-"""Blocks of calls as numpy columns, and their lines in the file.
-
-A long trace consists mostly of blocks, so numpy decodes their columns directly from the JSON text, in less than half
-the time of creating Python integers. Lines that this decoder does not accept are parsed as ordinary JSON.
-"""
+"""Blocks of calls as numpy columns, and their lines in the file, which numpy decodes directly because it is faster."""
 
 from __future__ import annotations
 
@@ -27,7 +23,7 @@ FAR = 999  # distance to the newest storage number from which on absolute number
 
 
 def encode_storages(numbers: Sequence[int] | NDArray[np.int64], newest: int) -> list[int]:
-    """Return codes for storage numbers. They are relative, so that iterations of a loop give identical lines.
+    """Return codes for storage numbers.
 
     A code above `-FAR` is the difference to the largest number so far. `-FAR` means `NO_STORAGE`. A lower code c means
     the number `-FAR - 1 - c` itself.
@@ -44,7 +40,6 @@ def encode_storages(numbers: Sequence[int] | NDArray[np.int64], newest: int) -> 
 
 
 def decode_storages(codes: list[int], newest: int) -> list[int]:
-    """Return the storage numbers that `encode_storages` encoded."""
     numbers = []
     for code in codes:
         if code > 0:
@@ -63,13 +58,11 @@ _PAIRS = ("page_faults", "perturbed", "slow_memory")
 
 @dataclass(frozen=True, slots=True)
 class CallBlock:
-    """A `Calls` record as int64 arrays: calls of one thread in the order in which they ended.
+    """A `Calls` record as int64 arrays: N calls of one thread in the order in which they ended.
 
-    signature, scope, start_ns, duration_ns : (N,)
     tensors, device_ns, streams : (N,), or (0,) if the block omits them; `tensors` is the number of each call's tensors
     storages : (sum of `tensors`,), storage numbers of these tensors, call after call
     newest : largest storage number in earlier blocks
-    page_faults, perturbed, slow_memory : see `Calls`
     """
 
     thread: int
@@ -103,10 +96,6 @@ def record_of(block: CallBlock) -> Calls:
 
 
 def perturbed_flags(runs: Sequence[tuple[int, int]], calls: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Return a mask of the perturbed calls of a block.
-
-    runs : `perturbed` of the block: index of the first call of each run, and number of calls in it
-    """
     if not runs:
         return np.zeros(calls, dtype=np.bool_)
     # marks only the ends of runs, because all runs of an untrusted file may overlap
@@ -191,7 +180,6 @@ def _largest(numbers: Integers) -> int:
 
 
 def calls_from_json(form: Mapping[str, Json]) -> Calls:
-    """Return the calls in the JSON object of a block. Raises `FormatError` if it is invalid."""
     fields = {name: value for name, value in form.items() if name == "type" or name in json_keys_of_calls()}
     lists = convert(fields, CallsForm[list[Int64]], "calls")
     columns = [np.asarray(getattr(lists, name) or [], dtype=np.int64) for name in _COLUMNS]
@@ -237,7 +225,6 @@ def _decode_codes(codes: Integers, newest: int) -> Integers:
 
 
 def check_times(starts: Integers, durations: Integers) -> None:
-    """Raise `FormatError` if a duration is negative, or a time is so large that differences could overflow 64 bits."""
     if not len(starts):
         return
     if durations.min() < 0:

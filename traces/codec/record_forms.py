@@ -1,7 +1,4 @@
-"""Conversion of a trace's records to and from the JSON objects of its file, according to their field declarations.
-
-`to_json` and `from_json` are inverse to each other. `from_json` checks that all values have the declared types.
-"""
+"""Conversion of a trace's records to and from the JSON objects of its file, according to their field declarations."""
 
 from __future__ import annotations
 
@@ -87,9 +84,7 @@ def to_json(record: Record) -> dict[str, Json]:
 
 
 def from_json(form: Mapping[str, Json]) -> Record | None:
-    """Return the record of a JSON object, or None for an unknown type of record or value model. Raises `FormatError` if
-    the object is invalid.
-    """
+    """Return the record of a JSON object, or None for an unknown type of record or value model."""
     name = form.get("type", "")
     kind = RECORDS.get(name)
     if kind is None or (kind is Values and value_models.get(str(form.get("model"))) is None):
@@ -108,9 +103,6 @@ def from_json(form: Mapping[str, Json]) -> Record | None:
 
 
 def unknown_fields(form: Mapping[str, Json]) -> list[str]:
-    """Return the names of fields of a record's JSON object that this version does not know; none for headers and value
-    models, which may have any fields.
-    """
     fields = _FIELDS.get(form["type"])
     return [] if fields is None else [name for name in form if name != "type" and name not in fields]
 
@@ -176,12 +168,7 @@ OF_CONTEXT = ("autocast", "default_dtype", "deterministic")
 
 
 def key_of_case(signature: Signature, context: Mapping[str, Any]) -> str:
-    """Return a key that is equal for calls of the same operator with the same arguments and relevant settings.
-
-    Values of tensors do not matter, because they differ between two captures of a program.
-
-    context : torch's settings during the call, of which only `OF_CONTEXT` matter
-    """
+    """Return a key that identifies a call's operator, arguments and settings; values of tensors do not matter."""
     arguments = (signature.args, signature.kwargs)
     args, kwargs = map_leaves(_as_recordable, with_numbers(arguments, [None] * len(numbers_of(arguments))))
     signature = replace(signature, number=0, args=args, kwargs=kwargs, outputs=None, raised=None, registered_by=None)

@@ -1,3 +1,1 @@
-"""Readers and writers of other tools' files. Each format is a module in this folder, or an entry point
-`opgrip.formats`.
-"""
+"""Readers and writers of other tools' files, one module per format."""

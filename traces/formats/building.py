@@ -1,8 +1,4 @@
-"""Builder of trace records from calls in order, for readers of other tools' files.
-
-While calls are added, `TensorSpec.storage` is the number of a storage within the whole file. `split` converts it to the
-numbers that signatures and calls have.
-"""
+"""Builder of trace records from calls in order, for readers of other tools' files."""
 
 from __future__ import annotations
 
@@ -55,10 +51,6 @@ class GraphStorages:
 
 
 def aliases(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int | None]:
-    """Return, for each result of an operator, the storage number of the argument whose memory it shares, or None.
-
-    The list is empty for an unknown operator.
-    """
     schemas = schemas_of(op)
     if not schemas:
         return []
@@ -89,9 +81,8 @@ def _sets(argument: Any) -> Iterator[str]:
 def split(
     args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any
 ) -> tuple[tuple[Any, ...], dict[str, Any], Any, list[int]]:
-    """Return a call's arguments and results in the form of a signature, and the storage numbers of all their tensors.
-
-    In this form, arguments that share memory have the same small number as `storage`; all other tensors have None.
+    """Return a call's arguments and results in the form of a signature, and the storage numbers of all their
+    tensors.
     """
     argument_storages = [_number(spec) for spec in tensors([args, kwargs])]
     result_storages = [_number(spec) for spec in tensors(outputs)]
@@ -127,7 +118,6 @@ def tensor_of(
 ) -> TensorSpec:
     """Return the `TensorSpec` for values from a file. Raises `ValueError` if the values are not valid.
 
-    dtype : dtype, or its name with or without `torch.`
     stride : None for a contiguous tensor
     """
     sizes = tuple(shape) if isinstance(shape, list | tuple) else None
@@ -175,7 +165,6 @@ class RecordBuilder:
 
     name : name of the file's format
     facts : fields for the trace's header, such as versions
-    is_timed : True if the file has durations
     """
 
     def __init__(self, name: str, losses: Losses, facts: dict[str, Any] | None = None, is_timed: bool = False) -> None:
@@ -217,10 +206,9 @@ class RecordBuilder:
         storages: Sequence[int] = (),
         device_ns: int = -1,
     ) -> int:
-        """Add one call, or `count` calls of one signature, and return the number of the signature.
+        """Add `count` calls of one signature, and return the number of the signature.
 
         op : operator with its overload, such as `aten.add.Tensor`
-        scope : origin of the call; its number is ignored
         start_ns : time since the first call; None: the call starts after the previous one
         storages : storage numbers of its tensors, arguments first; empty if unknown
         device_ns : time that the call kept an accelerator busy; -1 for a call on the host only, or if unknown
@@ -276,10 +264,7 @@ class RecordBuilder:
 
 
 def says_gradients(header: Mapping[str, Any]) -> bool:
-    """Return True if a trace with this header records which tensors require gradients.
-
-    Traces from files of some other tools do not record it. All processes of a merged trace must record it.
-    """
+    """Return True if a trace with this header records which tensors require gradients."""
     if any(not says_gradients(process) for process in header.get("processes") or () if isinstance(process, Mapping)):
         return False
     if "converted_from" not in header:

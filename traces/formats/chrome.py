@@ -1,12 +1,4 @@
-"""Reader of torch.profiler's traces with shapes (the JSON of `export_chrome_trace`), and writer of timelines.
-
-Events hold shapes and types of tensors. Every other argument is text, which is parsed by its type in the operator's
-schema. Operators that a capture would record become calls; composite operators, and operators that a recorded operator
-runs, do not.
-
-A launch of a CUDA or HIP graph runs kernels that were captured before. A profile of the launch shows the kernels
-without operators; a profile of the graph's capture shows the operators and their kernel launches, in the same order.
-"""
+"""Reader of torch.profiler's traces with shapes (the JSON of `export_chrome_trace`), and writer of timelines."""
 
 from __future__ import annotations
 
@@ -63,10 +55,9 @@ MOST_CHARACTERS = 4000
 
 
 def bind_inputs(name: str, inputs: EventInputs, device: str) -> Bound:
-    """Return the call that a profiler event describes, with the overload that accepts the event's arguments. Raises
-    `NoOverload` if no overload accepts the arguments, or if the event lacks some.
+    """Return the call that a profiler event describes.
 
-    name : operator without overload, such as `aten::add`, because events do not name the overload
+    name : operator without overload, such as `aten::add`
     device : device of the call's tensors and of tensors that it creates
     """
     schemas = schemas_of(name)
@@ -213,10 +204,6 @@ def recognizes(head: Head) -> bool:
 
 
 def read(file: ForeignFile) -> Iterator[Record]:
-    """Yield the records of a trace with the calls of each thread, and the times of their kernels if the file has
-    kernels. Raises `Damage` after the last record of a cut file. Raises `UserError` if the file has no operators, or no
-    shapes.
-    """
     cuts: list[str] = []
     table, facts = _events_of(file, cuts)
     if not table.operators:
@@ -346,7 +333,7 @@ def _with_copied_from(args: tuple[Any, ...], work: OperatorKernels) -> tuple[Any
 
 
 def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:
-    """Write the trace's calls as a timeline for viewers such as Perfetto, with the shapes of their tensors."""
+    """Write the trace's calls as a timeline for viewers such as Perfetto."""
     file.writelines(line.encode() for line in timeline_lines(trace))
     for number, op in trace.calls["op"].items():
         losses.lose(int(number), str(op), "arguments except the shapes of tensors")  # type: ignore[call-overload]
@@ -388,10 +375,6 @@ class CapturedGraph:
 
 
 def captured_graphs(table: EventTable, skip: Callable[[str, str], None]) -> list[CapturedGraph]:
-    """Return, in order, the CUDA or HIP graphs that the program captured while it was profiled.
-
-    skip : called with the name of each operator that is left out, and the reason
-    """
     ends = [*sorted(table.capture_ends), 1 << 62]
     spans = [(begin, ends[bisect_right(ends, begin)]) for begin in sorted(table.capture_begins)]
     graphs, first_ns = [CapturedGraph() for _ in spans], table.first_ns
@@ -434,11 +417,7 @@ class _Launch:
 
 
 class GraphLaunchCalls:
-    """Calls that launches of CUDA or HIP graphs ran in a profile, known from the recorded captures of these graphs.
-
-    table : the profile with the launches
-    skip : called with `graph launch` and a reason for each launch that is left out
-    """
+    """Calls that launches of CUDA or HIP graphs ran in a profile, known from the recorded captures of these graphs."""
 
     def __init__(self, table: EventTable, graphs: Sequence[CapturedGraph], skip: Callable[[str, str], None]) -> None:
         self._first_ns = table.first_ns
@@ -470,7 +449,7 @@ class GraphLaunchCalls:
         """share of the device's time in launches that is spent in launches of the captured graphs"""
 
     def __iter__(self) -> Iterator[tuple[str, ProfiledCall]]:
-        """Yield (thread name, call) for each call of each launch of a graph, with its kernels' times in that launch."""
+        """Yield (thread name, call) for each call of each launch of a graph."""
         for launch in self._launches:
             for index, (call, launches) in enumerate(launch.graph.calls):
                 work = OperatorKernels(Counter(), Counter())

@@ -120,7 +120,6 @@ class Reading:
     """Rules for converting the cells of a table to arguments of an operator.
 
     dtype : dtype of tensors whose argument does not imply one
-    dtypes : dtypes of tensors by argument, or None
     lists_are_shapes : True if a list is always a tensor's shape, and never a list of numbers
     empty_is_scalar : True if `[]` is the shape of a tensor without dimensions, rather than a missing value
     numbers_are_tensors : True if a number is a tensor without dimensions where the operator takes only a tensor
@@ -141,10 +140,6 @@ def single(cell: Any) -> Any:
 
 
 def is_missing(cell: Any, kind: Any = None) -> bool:
-    """Return True if a cell represents a missing argument: null, "", "None", "null", [], or a list of one of these.
-
-    kind : type of the argument; if it is known and not boolean, false represents a missing argument, too
-    """
     inner = single(cell)
     if inner is None or inner == [] or (isinstance(inner, str) and inner in ("", "None", "null")):
         return True
@@ -156,8 +151,7 @@ def innermost(kind: Any) -> Any:
 
 
 def value_of(cell: Any, parameter: Any, reading: Reading, first: tuple[int, ...] = ()) -> Any:
-    """Return the argument in a cell: a plain value, a `CellTensor`, or a list of these. Raises `Unfit` if the cell
-    cannot be converted to the parameter's type.
+    """Return the argument in a cell.
 
     first : shape of the call's first tensor, from which missing sizes in a list of sizes are taken
     """
@@ -294,7 +288,6 @@ FUNCTIONS = {
 
 
 def calls_of_row(function: TableFunction, row: dict[str, Any], recording: MetaRecording) -> Iterator[Recorded]:
-    """Yield the operators that a function runs with a row's arguments. Raises `Unfit` if it does not accept them."""
     arguments: dict[str, Any] = {}
     for column, cell in row.items():
         name = column if column in (*function.tensors, *function.plain) else column.removesuffix(SUFFIX)
@@ -532,7 +525,6 @@ def operator_name(path: Path) -> str:
 
 
 def call_of(name: str, row: Row) -> Call:
-    """Return the call in a row: overload, positional and named arguments. Raises `Unfit` if no overload accepts it."""
     if name in UNMAPPED:
         raise Unfit(UNMAPPED[name])
     if name in REWRITES:

@@ -1,14 +1,8 @@
 """Reader and writer of definitions and workloads of FlashInfer-Bench, and reader of SOL-ExecBench.
 
-A data set is a folder. `definitions/**/NAME.json` defines a kernel: it names the axes of the kernel's inputs and
-outputs and has its reference implementation as Python text. `workloads/**/NAME.jsonl` has the sizes of these axes in
-each workload, and names the safetensors files with its values. SOL-ExecBench has a folder per kernel, with
-`definition.json` and `workload.jsonl`.
-
-A workload becomes the call of the operator that computes the same as the kernel. References are parsed and never run.
-
-When written, signatures that differ only in sizes share a definition: sizes that differ are variable axes, sizes that
-never differ are constants, and sizes that are always equal to each other are one axis.
+`definitions/**/NAME.json` defines a kernel: it names the axes of the kernel's inputs and outputs and has its reference
+implementation as Python text. `workloads/**/NAME.jsonl` has the sizes of these axes in each workload, and names the
+safetensors files with its values. SOL-ExecBench has a folder per kernel, with `definition.json` and `workload.jsonl`.
 """
 
 from __future__ import annotations
@@ -66,7 +60,6 @@ class NoCall(ValueError):
 class DataSet:
     """A folder with definitions and workloads of kernels, and what was read from it so far.
 
-    root : the data set's folder, or None for a file outside of one
     definitions : definitions by name; None for one that does not exist
     models : number of each stored tensor's value model, or None for an empty tensor, by file, key in the file, and
         metadata
@@ -421,7 +414,6 @@ class KernelDefinition:
     """A kernel definition, and the signatures that it represents.
 
     reference : Python text that calls the operator
-    inputs, outputs : name and dtype of each input and output
     members : signatures, each with the shapes of its inputs and outputs
     """
 
@@ -433,7 +425,6 @@ class KernelDefinition:
 
 
 def write_folder(trace: Trace, folder: Path, losses: Losses) -> None:
-    """Write definitions and workloads of a trace's operators, and the values of small integer and boolean tensors."""
     counts = Counter(trace.own_calls["signature"].tolist())
     firsts = trace.own_calls.drop_duplicates("signature").reset_index().set_index("signature")["index"]
     for name in ("definitions", "workloads"):

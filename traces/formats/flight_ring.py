@@ -46,13 +46,6 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Calls of one thread in the order in which they ended, as stored in a chunk of kind `CALLS`.
-
-    calls : (N, 4), for each call: number of its (signature, scope) pair, start, end, and autograd's sequence number
-    tensors : (N,), number of tensors of each call
-    storages : (sum of `tensors`,), storage numbers
-    """
-
     thread: int
     calls: Integers
     tensors: Integers

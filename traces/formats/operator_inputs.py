@@ -1,11 +1,9 @@
 """Reader and writer of files that list arguments of operators and how often each occurs.
 
-They are text (TritonBench, torch's `OperatorInputsMode`) or Parquet (BackendBench):
+They are text (TritonBench, torch's `OperatorInputsMode`) or Parquet with the same text in a column (BackendBench):
 
     Operator: aten.add.Tensor
     cnt: 12, ((T([16, 128], f16), T([16, 128], f16, stride=(0, 1))), {'alpha': 2})
-
-BackendBench has the same text in the column `args`. The text is in Python's notation; it is parsed and never evaluated.
 """
 
 from __future__ import annotations
@@ -107,9 +105,7 @@ def _records(name: str, file: ForeignFile, rows: Iterator[tuple[str, str, int]])
 
 
 def parse_call(text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the positional and named arguments of a call from a text such as `((T([2, 3], f32), 1), {'alpha': 2})`.
-    Raises `ValueError` for any other text.
-    """
+    """Return the positional and named arguments of a call from a text such as `((T([2, 3], f32), 1), {'alpha': 2})`."""
     if len(text) > MOST_TEXT:
         raise ValueError(f"the arguments have more than {MOST_TEXT:,} characters")
     try:
@@ -128,7 +124,6 @@ def parse_call(text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def literal(node: ast.expr) -> Any:
-    """Return the value of a parsed expression in the notation of these files."""
     match node:
         case ast.Constant(value=int() as value) if value >= LARGEST:
             raise ValueError(f"an integer has {value.bit_length()} bits, more than 64")
@@ -191,7 +186,6 @@ def _tensor(*args: Any, **words: Any) -> TensorSpec:
 
 
 def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:
-    """Write a text file: operators in alphabetical order, and the different calls of each by decreasing count."""
     signatures = {item.number: item for item in trace.signatures}
     counts = trace.own_calls["signature"].value_counts()
     lines: dict[str, list[tuple[int, str]]] = {}
@@ -209,7 +203,7 @@ def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:
 
 
 def call_text(signature: Signature) -> str:
-    """Return a signature's arguments as text for `parse_call`. Raises `ValueError` if text cannot represent them."""
+    """Return a signature's arguments as text for `parse_call`."""
     if signature.kind != OPERATOR:
         raise ValueError("not an operator of torch's dispatcher")
     words = ", ".join(f"{name!r}: {_text(value)}" for name, value in signature.kwargs.items())

@@ -1,7 +1,4 @@
-"""Parser of operator schemas, and search for the overload that accepts a call's arguments.
-
-Text from untrusted files is parsed here and never passed to torch's parser.
-"""
+"""Parser of operator schemas, and search for the overload that accepts a call's arguments."""
 
 from __future__ import annotations
 
@@ -143,7 +140,6 @@ class Bound:
     """A call of an operator's overload, with arguments that fit the overload's schema.
 
     op : name in a trace, such as `aten.add.Tensor`
-    kwargs : keyword-only arguments
     """
 
     op: str
@@ -170,12 +166,8 @@ def bind(name: str, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
 
 
 def registered(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], losses: Losses) -> Bound:
-    """Return the call of the overload that a file names or, if this torch lacks it, of one that accepts the arguments.
-
-    Older versions of torch had overloads that were replaced later, such as `aten.sum.SymInt`. A call that no overload
-    accepts keeps its name. Devices may be strings.
-
-    losses : receives a note about each replaced overload, in `losses.defaults`
+    """Return the call of the overload that a file names or, if this torch lacks it, of one that accepts the
+    arguments.
     """
     as_named = Bound(name, tuple(args), _with_device(kwargs))
     packet, _, overload = name.rpartition(".")
@@ -207,11 +199,7 @@ def _is_registered(name: str) -> bool:
 
 
 def schemas_of(name: str) -> list[Any]:
-    """Return torch's schemas of an operator's overloads; overloads that only TorchScript can call come last. If `name`
-    includes an overload, return only its schema.
-
-    A name without a namespace is one of aten. The list is empty for an unknown operator.
-    """
+    """Return torch's schemas of an operator's overloads; if `name` includes an overload, return only its schema."""
     match = OPERATOR_NAME.fullmatch(name if re.search(r"::|\.", name) else f"aten::{name}")
     if match is None:
         return []
@@ -278,11 +266,7 @@ def _bind(schema: Any, args: Sequence[Any], kwargs: dict[str, Any], is_named: bo
 
 
 def without_defaults(bound: Bound, schema: Any = None) -> Bound:
-    """Return a call as the dispatcher passes it on: without keyword-only and last positional arguments that equal their
-    defaults.
-
-    schema : schema of the call's overload; None to look it up
-    """
+    """Return a call without keyword-only and last positional arguments that equal their defaults."""
     schema = schema or schemas_of(bound.op)[0]
     parameters = {item.name: item for item in schema.arguments}
     kwargs = {name: value for name, value in bound.kwargs.items() if not _is_default(parameters[name], value)}

@@ -1,8 +1,4 @@
-"""Compact table of a profile's events, and selection of the events that a capture would record as calls.
-
-A capture records operators below autograd, but neither composite operators, which only call others, nor operators that
-a recorded one calls. The profiler has events for all of these, each inside the event of its caller.
-"""
+"""Compact table of a profile's events, and selection of the events that a capture would record as calls."""
 
 from __future__ import annotations
 
@@ -44,9 +40,7 @@ MOST_TIME_NS = 1 << 62
 class EventInputs:
     """Arguments of an operator call in a profiler event: lists with one item per parameter of the operator.
 
-    types, shapes, strides : as the profiler writes them
     texts : text of arguments other than tensors; empty for tensors, None, and values that the profiler does not write
-    has_texts : False if the profiler does not write texts
     """
 
     types: Sequence[Any]
@@ -120,8 +114,7 @@ class EventTable:
     read, operators, shapes : number of all events, of operator events, and of operator events with shapes
     work : kernels, by number of the operator that launched them
     devices : number of kernels on each device
-    kernels : kernels and copies on the device; `correlation` identifies the launch, `name` is an index into
-        `kernel_names`
+    kernels : kernels and copies on the device; `name` is an index into `kernel_names`
     launches : calls on the host that launch a kernel or copy; `name` is an index into `kernel_names`, or -1 if unknown
     graph_launches : start in ns and thread of the launches of CUDA or HIP graphs, by correlation
     capture_begins, capture_ends : times in ns at which captures of such graphs began and ended
@@ -155,7 +148,7 @@ class EventTable:
         return list(self._kernel_names)
 
     def add(self, event: Any) -> None:
-        """Add a JSON object of an event if it concerns operators or kernels. Raises `ValueError` if it is invalid."""
+        """Add a JSON object of an event if it concerns operators or kernels."""
         self.read += 1
         if not isinstance(event, dict):
             raise ValueError(f"an event is not a JSON object: {str(event)[:60]}")
@@ -182,7 +175,6 @@ class EventTable:
             self._add(event, MODULE if is_module else FRAME, name.removeprefix(MODULE_PREFIX), facts)
 
     def threads(self) -> Iterator[tuple[str, Iterator[ProfilerEvent]]]:
-        """Yield the name and the events of each thread, all in start order, outer events before inner ones."""
         columns, first_ns = self._columns, self.first_ns
         order = np.lexsort((columns["external"], -columns["duration"], columns["start"], columns["thread"]))
         bounds = np.flatnonzero(np.diff(columns["thread"][order], prepend=-1, append=-1))
@@ -304,7 +296,7 @@ class _Open:
 def calls_of(
     events: Iterable[ProfilerEvent], work: dict[int, OperatorKernels], skip: Callable[[str, str], None]
 ) -> Iterator[ProfiledCall]:
-    """Yield the calls of one thread that a capture would record, in the order in which they end.
+    """Yield the calls of one thread that a capture would record.
 
     events : events in start order, outer events first
     work : kernels, by number of the operator that launched them

@@ -1,7 +1,4 @@
-"""Protocol buffers in untrusted files: message classes from a table, length-prefixed messages, and limits.
-
-The package protobuf parses the messages; its parser takes a hundred bytes of memory for a field of two bytes.
-"""
+"""Protocol buffers in untrusted files: message classes from a table, length-prefixed messages, and limits."""
 
 from __future__ import annotations
 
@@ -74,9 +71,7 @@ def with_length(message: bytes) -> bytes:
 
 
 def split_messages(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the messages of a file in which each message is preceded by its length. Raises `FormatError` if the file is
-    cut, or a message is longer than `MOST_MESSAGE`.
-    """
+    """Yield the messages of a file in which each message is preceded by its length."""
     data, position = b"", 0
     for chunk in chunks:
         data, position = data[position:] + chunk, 0
@@ -96,9 +91,7 @@ def split_messages(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def read_varint(data: bytes, position: int) -> tuple[int, int]:
-    """Return the variable-length integer at a position, and the position after it. Raises `FormatError` if the integer
-    is cut or too long.
-    """
+    """Return the variable-length integer at a position, and the position after it."""
     number = 0
     for index, byte in enumerate(data[position : position + 10]):
         number |= (byte & 0x7F) << 7 * index

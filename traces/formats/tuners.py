@@ -312,7 +312,6 @@ def _triton_rows(file: ForeignFile) -> Iterator[Mapping[str, str]]:
 class Tuner(NamedTuple):
     """A tuner of kernels.
 
-    entry : function that returns the entry for a problem, or raises `Untunable`
     counted : function that adds the number of calls and their share of the time to the lines of an entry
     headers : first line of each list, by name of the list
     mark : text at the start of a file of tuned entries; empty if the tuner writes none
@@ -347,8 +346,7 @@ TUNERS = {
 def lists_of(problems: Sequence[Problem], tuner: Tuner) -> tuple[dict[str, list[str]], Counter[tuple[str, str]]]:
     """Return the lists that a tuner reads for these problems, and the number of calls that it does not support.
 
-    The lists are by name and contain lines. Problems with equal lines share one entry, which has the sum of their
-    calls. The numbers of unsupported calls are by operator and reason.
+    The lists are by name, the numbers of calls by operator and reason.
     """
     counts: Counter[tuple[str, tuple[str, ...]]] = Counter()
     shares: dict[tuple[str, tuple[str, ...]], float] = {}
@@ -370,7 +368,7 @@ def lists_of(problems: Sequence[Problem], tuner: Tuner) -> tuple[dict[str, list[
 
 
 def read_tuned(path: Path) -> tuple[Tuner, list[Mapping[str, str]]]:
-    """Return the tuner that wrote a file of tuned entries, and its entries. Raises `UserError` for other files."""
+    """Return the tuner that wrote a file of tuned entries, and its entries."""
     file, start = ForeignFile(path), head_of(path).start.decode(errors="replace")
     tuner = next((tuner for tuner in TUNERS.values() if tuner.mark and tuner.mark in start), None)
     if tuner is None:
@@ -387,10 +385,7 @@ def read_tuned(path: Path) -> tuple[Tuner, list[Mapping[str, str]]]:
 def tuned_of(
     problems: Sequence[Problem], tuner: Tuner, rows: Sequence[Mapping[str, str]]
 ) -> list[tuple[Problem, bool]]:
-    """Return the problems that a tuner supports, each with True if one of the tuned entries in `rows` matches it.
-
-    Columns that the rows lack are not compared, except `B`, the number of products in a batch.
-    """
+    """Return the problems that a tuner supports, each with True if one of the tuned entries in `rows` matches it."""
     entries_by_columns: dict[tuple[str, ...], set[tuple[str | None, ...]]] = {}
     answers = []
     for problem in problems:

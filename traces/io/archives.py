@@ -1,7 +1,4 @@
-"""Unpacking of untrusted archives into a private temporary folder, with limits on size and number of files.
-
-Links, devices, and files whose names lead out of the folder are skipped. The folder is removed when the process ends.
-"""
+"""Unpacking of untrusted archives into a private temporary folder, with limits on size and number of files."""
 
 from __future__ import annotations
 
@@ -54,9 +51,7 @@ def is_archive(path: Path) -> bool:
 
 
 def unpacked(path: Path, unbounded: bool = False) -> Path:
-    """Return the file to read: `path` itself, the only readable file in an archive, or NAME for `archive.zip/NAME`.
-    Raises `UserError` if an archive is damaged, exceeds a limit, lacks such a file, or has several readable files.
-    """
+    """Return the file to read: `path` itself, the only readable file in an archive, or NAME for `archive.zip/NAME`."""
     if is_archive(path) and format_of(path) is None:
         return _only_file(path, _folder_of(path, unbounded))
     archive = next((parent for parent in path.parents if is_archive(parent)), None)

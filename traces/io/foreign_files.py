@@ -33,7 +33,6 @@ LOST_CALLS = 100_000  # maximum number of calls that a report of losses lists; o
 class Head:
     """The beginning of a file, from which formats recognize it.
 
-    path : path of the file, for formats that consist of folders or of several files
     suffix : suffix of the name in lower case, without a suffix for compression
     start : first bytes, decompressed
     """
@@ -51,7 +50,6 @@ class Losses:
     doubts : reasons why the calls may not represent the program
     skipped : number of calls that were not converted, by operator and reason
     calls : content that the written file lacks: index of the call, operator, description; the first `LOST_CALLS` only
-    counts : number of calls that lack some content, by description of the content
     """
 
     defaults: list[str] = field(default_factory=list)
@@ -85,7 +83,6 @@ class ForeignFile:
     """A file of another tool that is being read.
 
     path : path of the file, or of a folder if the format consists of folders
-    losses : content that the conversion drops, or that the file lacks
     unbounded : True if no limits apply, for a trusted file
     cut : selection of the cases to read, for a file whose entries each define many cases
     capture : for a profile of launches of CUDA graphs, another profile, made while the program captured these graphs
@@ -98,7 +95,6 @@ class ForeignFile:
     capture: Path | None = None
 
     def indices(self, count: int, most: int) -> Sequence[int]:
-        """Return the indices of selected cases, out of `count`; raise `UserError` if none or too many are selected."""
         size = self.cut.size(count)
         if size > most and not self.unbounded:
             raise UserError(
@@ -108,7 +104,7 @@ class ForeignFile:
         return self.cut.places(count)
 
     def chunks(self, damages: list[str] | None = None) -> Iterator[bytes]:
-        """Yield the decompressed bytes of the file. Raises `UserError` if the file cannot be read or exceeds the limit.
+        """Yield the decompressed bytes of the file.
 
         damages : list to which the reason is added if the rest of the file cannot be decompressed; None to raise an
             error
@@ -129,9 +125,6 @@ class ForeignFile:
             damages.append(str(damage))
 
     def lines(self) -> Iterator[str]:
-        r"""Yield the lines, decoded as UTF-8 with invalid bytes replaced, without `\n`. Lines that are too long are
-        refused; memory does not grow with the file.
-        """
         rest = b""
         for chunk in self.chunks():
             *whole, rest = (rest + chunk).split(b"\n")
@@ -142,7 +135,6 @@ class ForeignFile:
             yield rest.decode(errors="replace")
 
     def content(self, most_bytes: int = MOST_BYTES) -> bytes:
-        """Return all decompressed bytes of the file. Raises `UserError` if there are more than `most_bytes`."""
         content = bytearray()
         for chunk in self.chunks():
             content += chunk
@@ -151,11 +143,6 @@ class ForeignFile:
         return bytes(content)
 
     def parse(self, content: bytes | str, most_items: int = MOST_ITEMS) -> Any:
-        """Return a part of the file, parsed as JSON. Raises `UserError` for invalid JSON, duplicate names in an object,
-        deep nesting, or too many values.
-
-        most_items : maximum number of lists, objects and their elements, each of which takes up to 130 bytes of memory
-        """
         data = content.encode() if isinstance(content, str) else content
         if sum(map(data.count, (b",", b"[", b"{"))) > most_items and not self.unbounded:
             raise self.refusal(f"it contains more than {most_items:,} values")
@@ -193,8 +180,7 @@ class Format:
     suffixes : file name suffixes that select this format for writing if no format is named
     defaults : descriptions of defaults for content that the format lacks, listed in headers of converted traces
     has_cases : True if files define cases, of which a `Cut` can select some
-    has_graphs : True if files contain launches of CUDA graphs, whose operators are in another profile, made while the
-        graphs were captured
+    has_graphs : True if files contain launches of CUDA graphs, whose operators are in another profile
     is_collection : True if files are tables of operators, of which many together correspond to one model
     """
 
@@ -218,8 +204,8 @@ formats: Registry[Format] = Registry("opgrip.traces.formats", "opgrip.formats") 
 
 
 def format_of(path: Path) -> str | None:
-    """Return the name of the format of another tool's file or folder, by its content; None for a trace of opgrip or an
-    unknown format. Raises `UserError` if the file cannot be opened or is a sample of GraphNet.
+    """Return the name of the format of another tool's file or folder; None for a trace of opgrip or an unknown
+    format.
     """
     head = head_of(path)
     if _is_trace(head):

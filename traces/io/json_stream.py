@@ -54,13 +54,10 @@ def members(
     repair: Repair | None = None,
 ) -> Iterator[tuple[str, Any]]:
     """Yield the name and value of each member of a JSON object, and each item of its list `list_name` separately.
-    Raises `FormatError` for text that is not such an object, `CutText` if the text ends too early, and `TooLong` for a
-    value of more than `MOST_VALUE` characters.
 
     unbounded : accept values of any length
-    strict : refuse a duplicate name in an object and a list without an object around it; otherwise the last value of a
-        duplicate name counts, and such a list yields its items
-    repair : skip items that are not JSON and accept control characters in strings; None to refuse them
+    strict : refuse a duplicate name in an object and a list without an object around it
+    repair : skip items that are not JSON; None to refuse them
     """
     text = _Text(iter(chunks), unbounded, strict, lenient=repair is not None)
     names: set[str] = set()
@@ -87,8 +84,7 @@ def members(
 
 
 def values(chunks: Iterable[bytes], unbounded: bool = False) -> Iterator[Any]:
-    """Yield the values of a text that consists of several JSON values. Raises `FormatError` for text that is not JSON
-    or is cut, and `TooLong` for a value of more than `MOST_VALUE` characters.
+    """Yield the values of a text that consists of several JSON values.
 
     unbounded : accept values of any length
     """

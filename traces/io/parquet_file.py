@@ -1,8 +1,4 @@
-"""Reader of untrusted Parquet files.
-
-pyarrow allocates as much memory as a file requests, and a damaged file can crash its process. Therefore a child process
-with limited memory and processor time converts the file to Arrow's stream format, which this process reads.
-"""
+"""Reader of untrusted Parquet files in a child process, because a damaged file can crash pyarrow or fill the memory."""
 
 from __future__ import annotations
 
@@ -54,8 +50,7 @@ def footer_of(path: Path) -> bytes:
 def read_parquet_table(
     path: Path, most_rows: int, most_bytes: int, columns: Sequence[str] | None = None, is_limited: bool = True
 ) -> Any:
-    """Return the rows of a Parquet file as an Arrow table, with dictionary-encoded text columns. Raises `TooLargeError`
-    if a limit is exceeded, and `FormatError` if the file is damaged.
+    """Return the rows of a Parquet file as an Arrow table, with dictionary-encoded text columns.
 
     most_bytes : limit of the bytes of the table
     columns : names of columns to read if the file has them; None for all columns

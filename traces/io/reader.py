@@ -1,7 +1,4 @@
-"""Reader of a trace as a stream of records, up to the first damage.
-
-It never executes, imports or evaluates anything that the file names.
-"""
+"""Reader of a trace as a stream of records; it never executes, imports or evaluates anything that the file names."""
 
 from __future__ import annotations
 
@@ -34,8 +31,6 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # pattern of the escape sequence
 
 class TraceReader:
     """Iterator over the records of a trace file, in memory that does not grow with the file.
-
-    A file of another tool is converted to a trace by the format in `formats` that recognizes it.
 
     unbounded : True to read a file that exceeds the limits in `json_values.py`; only for trusted files
     format_name : read the file in this format instead of the detected one
@@ -85,7 +80,6 @@ class TraceReader:
         return TraceReader(self.path, self._unbounded, self._format_name, self._cut, self._capture)
 
     def blocks(self) -> Iterator[CallBlock]:
-        """Yield the blocks of calls of a file that was read before; stop without an error at a damaged part."""
         if (self._format_name or format_of(self.path)) is not None:
             yield from (item for item in self.columns() if isinstance(item, CallBlock))
             return
@@ -178,9 +172,6 @@ class TraceReader:
                 raise Damage(f"calls refer to the signature {strange[0]}, which it lacks")
 
     def lines(self) -> Iterator[bytes]:
-        """Yield the lines of an opgrip trace unchanged, and check them against the limits. Raises `UserError` if the
-        file cannot be opened or exceeds a limit, and `Damage` after the last intact line of a damaged file.
-        """
         pieces: list[bytes] = []
         length = 0
         meter = self._meter = None if self._unbounded else SizeMeter(self.path)
@@ -263,8 +254,7 @@ def readable_formats() -> list[str]:
 
 
 def read(path: str | Path, unbounded: bool = False) -> Iterator[Record]:
-    """Yield the records of a trace; if the file is cut, stop there without an error. Raises `UserError` if the file is
-    missing, empty, of another kind, of a newer major version, or exceeds a limit.
+    """Yield the records of a trace; if the file is cut, stop there without an error.
 
     unbounded : read records of any size and number; otherwise limits protect against hostile files
     """
@@ -279,7 +269,6 @@ def read_header(path: str | Path, unbounded: bool = False) -> Header:
 
 
 def refuse_constant(name: str) -> None:
-    """Raise `ValueError`; used for NaN and infinities, which Python's JSON parser accepts although JSON has none."""
     raise ValueError(f"{name} is not JSON")
 
 

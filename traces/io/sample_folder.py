@@ -22,8 +22,7 @@ class OpenSample:
     """A sample whose code is loaded.
 
     function : takes the recorded arguments; for a method, the first argument is the object or class
-    classes : classes of objects in the recorded calls, by `module:qualname`, and all definitions of the sample's code,
-        by name
+    classes : classes of objects in the recorded calls, by `module:qualname`, and the definitions of the code, by name
     origin : `module:qualname` of the original function, by which traces name its calls
     """
 
@@ -37,12 +36,11 @@ class OpenSample:
 
 @dataclass(frozen=True, slots=True)
 class SampleFolder:
-    """The content of a sample's `sample.json`, without the sample's code.
+    """The content of a sample's `sample.json`.
 
     file : name of the file with the code
     entry : qualified name of the function in `file`, such as `Coder.decode`
     classes : names in `file` of the classes of objects in the recorded calls, by `module:qualname` in these calls
-    origin : `module:qualname` of the original function, by which traces name its calls
     tags : properties of the function, such as `ForLoop`
     """
 
@@ -80,7 +78,6 @@ def open_sample(folder: Path) -> OpenSample:
 
 
 def read_sample(folder: Path) -> SampleFolder:
-    """Return the content of a folder's `sample.json`. Raises `UserError` if the file is missing or invalid."""
     try:
         with (folder / SAMPLE).open("rb") as file:
             text = file.read(MOST_BYTES + 1)

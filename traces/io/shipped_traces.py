@@ -1,6 +1,4 @@
-"""Traces that ship with opgrip, which a user names `trace:NAME` instead of a file, or `zoo:NAME` for a trace of the
-zoo, a collection of traces of known models.
-"""
+"""Traces that ship with opgrip, which a user names `trace:NAME` or `zoo:NAME` instead of a file."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ def shipped_traces() -> dict[str, Path]:
 
 
 def trace_file(path: str | Path) -> Path:
-    """Return the file for a path, or for a name such as `trace:NAME`. Raises `MissingFileError` for an unknown name."""
+    """Return the file for a path, or for a name such as `trace:NAME`."""
     text = str(path)
     if not text.startswith((PREFIX, ZOO_PREFIX)) or Path(path).exists():
         return Path(path)
@@ -46,7 +44,7 @@ def trace_file(path: str | Path) -> Path:
 
 
 def read_trace_chunks(path: Path) -> Iterator[bytes]:
-    """Yield the decompressed bytes of a trace file; the error for a missing file suggests names of shipped traces."""
+    """Yield the decompressed bytes of a trace file."""
     try:
         yield from read_chunks(path)
     except MissingFileError as error:

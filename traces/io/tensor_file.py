@@ -1,7 +1,4 @@
-"""Full values of tensors, in a safetensors file next to a trace.
-
-The file holds flat arrays, whose keys are in the trace's records of values. The trace holds their shapes and strides.
-"""
+"""Full values of tensors, as flat arrays in a safetensors file next to a trace."""
 
 from __future__ import annotations
 
@@ -33,7 +30,6 @@ TENSOR_BYTES = 256 << 20  # maximum number of bytes of the header, and of a tens
 
 
 def values_path(trace: Path) -> Path:
-    """Return the path of the file with a trace's full values, such as `step.values.safetensors` for `step.jsonl.gz`."""
     # a link is followed, as for the trace itself
     trace = trace.resolve()
     name = trace.name
@@ -43,9 +39,7 @@ def values_path(trace: Path) -> Path:
 
 
 def files_beside(trace: Path, header: Mapping[str, Any]) -> tuple[Path, ...]:
-    """Return the existing files with full values that a trace's header names; a merged trace can have several. Raises
-    `UserError` if a name is not that of a file in the trace's own folder.
-    """
+    """Return the existing files with full values that a trace's header names; a merged trace can have several."""
     paths = []
     for name in dict.fromkeys(_names_in(header)):
         if name in ("", ".", "..") or Path(name).name != name:
@@ -86,7 +80,7 @@ def from_stored(stored: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None
 
 
 class TensorFile:
-    """A safetensors file with full values, opened when it is first read; a pickled copy opens it again."""
+    """A safetensors file with full values."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -99,9 +93,7 @@ class TensorFile:
         return frozenset(self._open().keys())
 
     def read(self, key: str) -> torch.Tensor:
-        """Return the stored array (N,) on the CPU; writing into it does not change the file. Raises `UserError` if the
-        file does not hold the tensor or cannot be read.
-        """
+        """Return the stored array (N,) on the CPU; writing into it does not change the file."""
         file = self._open()
         try:
             tensor: torch.Tensor = file.get_tensor(key)
@@ -122,9 +114,6 @@ class TensorFile:
 
 
 def read_foreign_tensor(path: Path, key: str) -> torch.Tensor:
-    """Return the tensor with this key from another tool's safetensors file. Raises `FormatError` if the file is not a
-    readable safetensors file, does not hold the tensor, or is too large.
-    """
     package = load_safetensors()
     try:
         with path.open("rb") as file:
@@ -149,7 +138,6 @@ def read_foreign_tensor(path: Path, key: str) -> torch.Tensor:
 
 
 def write_foreign_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write tensors to a new safetensors file for another tool; their dtypes must be in `STORED_AS_THEY_ARE`."""
     with path.open("xb") as file:
         file.write(load_safetensors().torch.save({key: tensor.contiguous() for key, tensor in tensors.items()}))
 

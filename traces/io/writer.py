@@ -29,13 +29,9 @@ def encode_line(record: Record | CallBlock) -> bytes:
 
 
 class TraceWriter:
-    """A trace file that is being written.
-
-    While it is open, the file has a temporary name with `.part` and the process id, and can be read as a cut trace.
-    `close` renames it to `path`.
+    """A trace file that is being written, under a temporary name until `close`.
 
     path : path of the trace, whose suffix selects the compression; `-` for standard output
-    force : True to replace an existing file
     """
 
     def __init__(self, path: str | Path, header: Header, force: bool = False) -> None:
@@ -93,7 +89,7 @@ class TraceWriter:
             discard(self._file)
 
     def abandon(self) -> None:
-        """Drop buffered output without writing it; for a forked process, because the file belongs to its parent."""
+        """Drop buffered output without writing it, in a forked process, because the file belongs to its parent."""
         if self._file is not None:
             abandon(self._file)
 

@@ -1,8 +1,7 @@
 """Arguments of a call: the values that operators take, and their form in a trace's JSON.
 
-Every value survives the round trip exactly: `decode(encode(value))` equals `value`, with the same types. Values that
-exist in JSON (null, true, integers, finite floats, strings, lists) are written unchanged; any other value becomes an
-object with one key, the name of its kind.
+Values that exist in JSON (null, true, integers, finite floats, strings, lists) are written unchanged; any other value
+becomes an object with one key, the name of its kind.
 """
 
 from __future__ import annotations
@@ -91,7 +90,6 @@ __all__ = [
 class GeneratorSpec:
     """A random number generator as an argument.
 
-    device : device of the generator
     seed : its initial seed
     """
 
@@ -103,7 +101,6 @@ class GeneratorSpec:
 class GroupSpec:
     """The process group of a collective.
 
-    name : name of the group
     backend : name of the backend, such as `gloo` or `nccl`
     ranks : global ranks of its members
     rank : rank of this process in the group
@@ -130,7 +127,6 @@ class Opaque:
 
 
 def encode(value: object) -> Json:
-    """Return the JSON form of an argument. Raises `TypeError` for an unsupported type; wrap such values in `Opaque`."""
     if value is None or type(value) in (bool, int, str):
         return value
     if type(value) is float:
@@ -144,7 +140,6 @@ def encode(value: object) -> Json:
 
 
 def decode(form: Json) -> Any:
-    """Return the argument for a JSON form that `encode` returned. Raises `FormatError` if the form is invalid."""
     if form is None or isinstance(form, bool | int | float | str):
         return form
     if isinstance(form, list):
@@ -495,7 +490,6 @@ def _ask(holds: bool, problem: str) -> None:
 
 
 def read_tensor(body: Json) -> TensorSpec:
-    """Return the `TensorSpec` that a JSON object describes. Raises `FormatError` if such a tensor cannot be created."""
     spec: TensorSpec = convert(body, TensorSpec)
     if spec.stride is not None and len(spec.stride) != len(spec.shape):
         raise FormatError(f"a tensor has {len(spec.shape)} dimensions and {len(spec.stride)} strides")

@@ -1,6 +1,4 @@
-"""Types for the fields of records, conversion of untrusted JSON values to these types, and limits that keep a file from
-filling the memory, or from taking minutes to read.
-"""
+"""Types for the fields of records, conversion of untrusted JSON values to these types, and limits on their size."""
 
 from __future__ import annotations
 
@@ -71,8 +69,7 @@ _EXPECTED = re.compile(r"Expected `([^`]*)`(?:, got `\w+`)?(.*)")
 
 
 def convert(value: Json, kind: Any, place: str = "") -> Any:
-    """Convert parsed JSON to a value of type `kind`; JSON objects become dataclasses, and keys that are not fields are
-    ignored. Raises `FormatError` if the type does not allow the value.
+    """Convert parsed JSON to a value of type `kind`; JSON objects become dataclasses.
 
     place : name of the value in error messages
     """

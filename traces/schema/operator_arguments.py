@@ -85,9 +85,7 @@ def interface_of(signature: Signature) -> Interface:
 
 @lru_cache(maxsize=8192)
 def schema_arguments(op: str) -> tuple[tuple[str, str], ...]:
-    """Return the name and type of each of an operator's parameters; empty if this version of torch lacks the
-    operator.
-    """
+    """Return the name and type of each of an operator's parameters."""
     schema = schema_named(op)
     return () if schema is None else tuple((argument.name, str(argument.type)) for argument in schema.arguments)
 

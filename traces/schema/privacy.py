@@ -1,8 +1,7 @@
 """Privacy of the fields of a trace: how each field is treated when the trace is redacted.
 
 A field of a record or of an argument declares its privacy in its type: `module: Annotated[str, hashed("module")]`;
-fields of dictionaries are declared in the tables below. A field without a declaration is left out, and makes a test
-fail.
+fields of dictionaries are declared in the tables below.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ class Privacy:
     """Rule by which a redaction treats a field.
 
     treatment : `public` fields are kept if they contain known words of this `kind`, else they are hashed or left out;
-        `hashed` fields are replaced by salted hashes, except for words of torch and Python; `replaced` numbers become a
-        default; `nested` fields are redacted recursively; `dropped` fields are left out
-    kind : kind of content, such as `dtype`, which selects the function that redacts it; empty for any value
+        `hashed` fields are replaced by salted hashes; `replaced` numbers become a default; `nested` fields are redacted
+        recursively; `dropped` fields are left out
+    kind : kind of content, such as `dtype`; empty for any value
     table : for a dictionary, the rules of its entries
     """
 
@@ -43,17 +42,14 @@ Public: TypeAlias = Annotated[T, PUBLIC]
 
 
 def public(kind: str) -> Privacy:
-    """Return the rule for a field that is kept if it contains known words of a kind, such as dtypes."""
     return Privacy("public", kind)
 
 
 def hashed(kind: str) -> Privacy:
-    """Return the rule for a field in which names of a kind, such as modules, are replaced by hashes."""
     return Privacy("hashed", kind)
 
 
 def table(fields: Table) -> Privacy:
-    """Return the rule for a field that holds a dictionary, whose entries have the rules in `fields`."""
     return Privacy("nested", table=fields)
 
 

@@ -1,7 +1,4 @@
-"""Specs of arguments that only Python functions take: objects, modules, arrays.
-
-A reader creates only these specs; `rebuild.py` constructs the objects, with classes that its caller provides.
-"""
+"""Specs of arguments that only Python functions take: objects, modules, arrays."""
 
 from __future__ import annotations
 
@@ -18,13 +15,12 @@ from opgrip.traces.schema.privacy import ATTRIBUTES, NESTED, Public, hashed, pub
 
 @dataclass(frozen=True, slots=True)
 class ObjectSpec:
-    """An object of a Python class, which can be a dataclass or a named tuple.
+    """An object of a Python class.
 
-    cls : `module:qualname` of the class; for packed parameters, the operator that packs them, such as
-        `torch.ops.quantized:linear_prepack`
+    cls : `module:qualname` of the class; for packed parameters, the operator that packs them
     fields : attributes by name
-    content : the object as a value of the builtin type from which its class derives, such as a tuple for a named tuple,
-        a dict or a tensor; for packed parameters, the arguments of the operator; None for other objects
+    content : the object's value as a builtin type, if its class derives from one, such as a tuple for a named tuple;
+        for packed parameters, the arguments of the operator
     """
 
     cls: Annotated[str, hashed("object")] = field(metadata=CLASS)
@@ -37,7 +33,7 @@ class ModuleSpec:
     """A module of torch.
 
     cls : class of the module: `module:qualname`
-    parameters, buffers, modules : parameters, buffers and submodules by name; None for one registered without a value
+    parameters, buffers, modules : parameters, buffers and submodules by name
     fields : all other attributes by name, including `training`
     """
 
@@ -79,7 +75,6 @@ class SharedSpec:
     """The first occurrence of a list, dictionary or object that occurs several times in the arguments.
 
     number : number by which a `SameSpec` refers to it
-    value : the list, dictionary or object
     """
 
     number: Public[Count] = field(metadata=ID)
@@ -88,7 +83,7 @@ class SharedSpec:
 
 @dataclass(frozen=True, slots=True)
 class SameSpec:
-    """A further occurrence of the value of the `SharedSpec` with this number; it can lie inside that value itself."""
+    """A further occurrence of the value of the `SharedSpec` with this number."""
 
     number: Public[Count]
 
@@ -107,7 +102,7 @@ BRANCHES = (ObjectSpec, ModuleSpec, ArraySpec, SharedSpec)  # specs that contain
 
 
 def children(value: object) -> Sequence[Any] | None:
-    """Return the arguments directly inside of an argument, in order, or None if it is not a container."""
+    """Return the arguments directly inside of an argument, or None if it is not a container."""
     match value:
         case list() | tuple():
             return value
@@ -171,10 +166,7 @@ def _copy(value: Any) -> Any:
 
 
 def outline(value: object) -> tuple[object, ...]:
-    """Return what identifies a container besides its children; an empty tuple for lists, tuples and dictionaries.
-
-    This is the class and field names of an object, the class and names of a module, or the number of a shared value.
-    """
+    """Return the names and numbers by which containers differ even if their children are equal."""
     match value:
         case ObjectSpec(cls, fields, _):
             return (cls, *fields)

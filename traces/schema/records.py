@@ -29,10 +29,7 @@ from opgrip.traces.schema.privacy import (
 
 class Drawable(Protocol):
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """Return new values on the generator's device, contiguous except for expanded dimensions.
-
-        Every shape and dtype must work, with memory proportional to the result.
-        """
+        """Return new values on the generator's device."""
 
 
 class ValueModel(Drawable, Protocol):
@@ -49,13 +46,10 @@ class ValueModel(Drawable, Protocol):
 
     @classmethod
     def fit(cls, tensor: torch.Tensor) -> ValueModel | None:
-        """Return the value model of this tensor's values, or None if this kind of model does not suit them.
-
-        The tensor is not empty. Fitting must not draw random numbers or change the tensor.
-        """
+        """Return the value model of this tensor's values, or None if this kind of model does not suit them."""
 
     def check(self) -> None:
-        """Raise `FormatError` if a field is invalid, for example in a damaged file, so that no values can be drawn."""
+        """Raise `FormatError` if a field is invalid, for example in a damaged file."""
 
 
 FORMAT = "opgrip-trace"
@@ -99,8 +93,8 @@ class Signature:
     args, kwargs : arguments, in which each tensor is a `TensorSpec`
     outputs : result of the first call, in the same form; `Opaque` if it is not known
     raised : error that ended the first call, in one line; None if it returned
-    registered_by : module or file of the program that registered the operator or defines the kernel; None if it is
-        torch's own or unknown. It is imported only if the user names it
+    registered_by : module or file of the program that registered the operator or defines the kernel; it is imported
+        only if the user names it
     """
 
     number: Public[Count] = field(metadata=ID)
@@ -117,16 +111,12 @@ class Signature:
 class Observed:
     """Values and results of a later call of a signature, recorded if values determine the time or the results.
 
-    If calls take different times at different call sites, there is one record per call site.
-
     signature : number of the signature
-    values : numbers of the value models of the call's arguments, in the order of the signature's tensors; None for a
-        tensor without a value model
+    values : numbers of the value models of the tensors in the call's arguments, in order
     outputs : result of the call, in the form of a signature's outputs
-    since_ns : a time that identifies the call if it represents a call site: the call is the first of its signature that
-        starts after this time (since the capture began) and whose first tensor is in `storage`; else None
-    storage : storage number of the first tensor of a call that represents a call site, which distinguishes the call
-        from calls of other threads; None if the call took no tensor
+    since_ns : the record is about the first call of the signature that starts after this time (since the capture began)
+        and whose first tensor is in `storage`
+    storage : storage number of the call's first tensor
     """
 
     signature: Public[Int64]
@@ -142,15 +132,13 @@ class Scope:
 
     module : path of the innermost running module from the root module, whose path is empty
     module_type : class name of that module; empty outside of all modules
-    phase : `forward`, `backward` or `optimizer`
-    inside : function that made the call instead of the program itself: an extension function, a Triton kernel, an
-        operator that launches one, a gripped function, an operator that takes functions, or a compiled region; None for
-        other calls
+    inside : function that made the call instead of the program itself, such as an extension function or a compiled
+        region
     gripped : True if `inside` is a gripped function or an operator that takes functions, whose inner calls are recorded
         as calls of the program
     function, file, line : innermost frame of the program outside of torch; empty if there is none
     callers : outer frames, innermost first, each as `file:line function`
-    context : number of the settings that the calls ran under
+    context : number of the `context` record with the settings that the calls ran under
     forward : for calls in a backward pass, number of the scope of the forward calls that caused them
     """
 
@@ -191,7 +179,6 @@ class Context:
     """Torch settings that change how operators run, such as gradient mode, autocast and the number of threads.
 
     number : number by which scopes refer to these settings
-    settings : values by name
     """
 
     number: Public[Count] = field(metadata=ID)
@@ -214,8 +201,8 @@ class Values:
 class Thread:
     """A thread that made calls.
 
-    number, name : number by which calls refer to the thread, and its name
-    process : number of its process in a trace merged from several processes; None in other traces
+    number : number by which calls refer to the thread
+    process : number of its process in a trace merged from several processes
     """
 
     number: Public[Count] = field(metadata=ID)
@@ -232,16 +219,15 @@ class Calls:
     start_ns : start time relative to the start of the capture, one per call
     duration_ns : duration, one per call
     tensors : number of tensors in the arguments and results, one per call
-    storages : storages of these tensors, `sum(tensors)` numbers: for each call the storages of its arguments in order,
-        then the storages of its results. Equal numbers mean the same memory in the whole trace.
+    storages : storages of these tensors: for each call the storages of its arguments in order, then the storages of its
+        results. Equal numbers mean the same memory in the whole trace.
     newest : largest storage number in earlier blocks, to which the written numbers are relative
     device_ns : time for which each call kept an accelerator busy, -1 for a call that ran only on the host; empty if no
         call used an accelerator
     page_faults : (position in this block, pages that the system mapped) of the calls that got new pages
     streams : torch's number of the accelerator stream that each call used; empty if all used the default stream, 0
-    perturbed : (position in this block, number of consecutive calls) of perturbed calls: calls right after or around
-        work of the capture that changed caches and memory, calls with slow page faults, and calls that other processes
-        may have interrupted
+    perturbed : (position in this block, number of consecutive calls) of calls whose times other work may have changed,
+        such as the capture's own work, slow page faults or other processes
     slow_memory : (position in this block, ns) of calls whose page faults took much longer than usual on the machine,
         with an estimate of the excess; these calls are perturbed, too
     """
@@ -266,7 +252,7 @@ if TYPE_CHECKING:
 else:
 
     class OpenedSignature(metaclass=AnyValue):
-        """Type of a record field that holds the signature of a call whose result is not known yet."""
+        pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +261,7 @@ class Entered:
 
     thread, scope : numbers of the thread and the scope
     start_ns : start time relative to the start of the capture
-    signature : number of the call's signature, which the trace contains if another call of the signature has ended
+    signature : number of the call's signature, if a call of the signature has ended
     opened : known part of the signature if no call of the signature had ended
     """
 
@@ -303,20 +289,18 @@ def listed(counts: Counter[tuple[str, str]]) -> list[Dropped]:
 class End:
     """The last record: totals, and how much was not recorded.
 
-    calls, signatures : number of calls and of signatures in the trace
     duration_ns : duration of the whole capture
     dropped : calls that are not in the trace
     passed_by : calls that are not in the trace, although the calls made inside them are
     without_values : recorded tensors without a value model, by operator and reason
-    stopped : limit at which the recording ended while the program continued; None if it reached no limit
+    stopped : limit at which the recording ended while the program continued
     devices : names of the accelerators that the program used
-    accelerator : properties of these accelerators, libraries and their settings, as returned by `describe_accelerators`
-    before : in a trace of only the last calls, number of calls before them; None in other traces
+    accelerator : properties of these accelerators, libraries and their settings
+    before : in a trace of only the last calls, number of calls before them
     thinned : number of `steps` that a capture left out to stay within its budget; older versions also left out `values`
         of signatures and `scopes` of modules
     contended : share of the recorded time in which other processes used the processors that the program waited for
-    step_starts_ns : start of each recorded step since the start of the capture, if the program or its optimizer marked
-        it and the header does not declare the number of steps
+    step_starts_ns : start of each recorded step since the start of the capture
     without_work : calls on meta or fake tensors, which compute nothing and are not in the trace
     """
 
@@ -340,7 +324,6 @@ _LAUNCH = re.compile(r"torch\.\w{1,32}:\w{0,32}Graph\.replay")
 
 
 def is_graph_launch(op: str) -> bool:
-    """Return True for the operator name of launches of a CUDA or HIP graph, such as `torch.cuda:CUDAGraph.replay`."""
     return _LAUNCH.fullmatch(op) is not None
 
 
@@ -366,7 +349,6 @@ class Kernels:
     A signature can have several such records, which add up.
 
     signature : number of the signature
-    names : names reported by the accelerator's driver
     launches, device_ns : number of launches and total time for each name
     """
 

@@ -71,16 +71,15 @@ class TensorSpec:
 
     shape, stride : sizes, and strides in elements; `stride` is None for layouts without strides and for nested tensors,
         whose shape is the smallest one that contains each of their tensors
-    dtype, layout : torch's dtype and layout
     device : name of the device, such as `cpu` or `cuda:0`
     offset : offset of the first element in the storage, in elements
     requires_grad : True if the program required its gradient
     storage : number that is equal for arguments of a call that share memory; None if the memory is not shared
-    values : number of the value model from which values are drawn, in `memory_dtype`; None without a value model
+    values : number of the value model from which values are drawn
     conj, neg : torch's lazy conjugation and negation bits
     cls : class name of the tensor if the class has a `__torch_dispatch__`, or `STORAGE`; None for other tensors
     pinned : True if the memory was pinned for an accelerator at the first call of the signature
-    made_of : parts of a sparse, quantized or nested tensor; None for other tensors, and if the parts are not known
+    made_of : parts of a sparse, quantized or nested tensor
     """
 
     shape: Public[tuple[Count, ...]]
@@ -100,7 +99,7 @@ class TensorSpec:
 
     @property
     def extent(self) -> int:
-        """Number of bytes from the storage's start to the tensor's end; 0 if it is empty or has no strides."""
+        """Number of bytes from the storage's start to the end of a strided tensor's last element."""
         if 0 in self.shape or self.stride is None:
             return 0
         last = self.offset + sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
@@ -108,7 +107,7 @@ class TensorSpec:
 
     @property
     def parts(self) -> tuple[TensorSpec, ...]:
-        """Specs of the tensors of which a sparse or nested tensor consists; empty for other tensors."""
+        """Specs of the tensors of which a sparse or nested tensor consists."""
         match self.made_of:
             case Coo(indices, _, values):
                 return (indices, values)
@@ -219,10 +218,7 @@ def memory_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def stored_elements(spec: TensorSpec) -> int:
-    """Return the number of a tensor's elements in memory; an expanded dimension counts once.
-
-    A sparse or nested tensor has as many elements as the tensor of its values.
-    """
+    """Return the number of a tensor's elements in memory; an expanded dimension counts once."""
     if spec.parts:
         return prod(spec.parts[-1].shape)
     steps = spec.stride or (1,) * len(spec.shape)
@@ -230,7 +226,6 @@ def stored_elements(spec: TensorSpec) -> int:
 
 
 def value_numbers(spec: TensorSpec) -> Iterator[int | None]:
-    """Yield the number of the value model of a tensor, or of each part of a sparse or nested tensor."""
     match spec.made_of:
         case Coo(_, rows, values):
             yield from (*rows, values.values)
@@ -257,10 +252,7 @@ def map_values(function: Callable[[int | None], int | None], spec: TensorSpec) -
 
 
 def compressed_grid(spec: TensorSpec) -> tuple[int, int]:
-    """Return the number of compressed rows (or columns) of a sparse tensor, and the number of blocks in each.
-
-    In layouts without blocks, a block is one element.
-    """
+    """Return the number of compressed rows (or columns) of a sparse tensor, and the number of blocks in each."""
     assert isinstance(spec.made_of, Compressed), "the tensor has a compressed layout"
     plain, values = spec.made_of.plain, spec.made_of.values
     first = len(plain.shape) - 1

@@ -1,8 +1,4 @@
-"""Conversion of arguments and tensor values to Python source.
-
-A trace may be untrusted, so its texts become ASCII literals, and only torch's own names appear as names in the source.
-Values of small tensors are literals; values of large ones are drawn by torch functions.
-"""
+"""Conversion of arguments and tensor values of an untrusted trace to Python source."""
 
 from __future__ import annotations
 
@@ -42,13 +38,9 @@ class Literals:
         self._kind = main_device.partition(":")[0]
 
     def device(self, name: str) -> str:
-        """Return source code for a device: the script's own device, or `cpu` if the call ran on an accelerator and
-        `name` is the host.
-        """
         return DEVICE if name.partition(":")[0] == self._kind or name != "cpu" else '"cpu"'
 
     def of(self, value: Any) -> str:
-        """Return the source of an argument, which may be nested. Raises `UserError` if a script cannot contain it."""
         match value:
             case TensorSpec():
                 return self._tensor(value)

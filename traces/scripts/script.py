@@ -27,8 +27,8 @@ ADDRESSES = 1 << 62
 def tensor_lines(
     specs: Sequence[TensorSpec], values: Mapping[int, Drawable], literals: Literals, source: ValueSource
 ) -> Iterator[str]:
-    """Yield the statements that create the tensors `x0`, `x1`, ..., of which `x0` is the one that `specs[0]` describes.
-    Raises `UserError` for a tensor that a script cannot create.
+    """Yield the statements that create the tensors `x0`, `x1`, ..., of which `x0` is the one that `specs[0]`
+    describes.
     """
     for spec in specs:
         _check(spec)
@@ -161,14 +161,11 @@ def script_of(
     literals: Callable[[Callable[[TensorSpec], str], str], Literals] = Literals,
 ) -> str:
     """Return a script that creates a call's arguments, calls and times the operator, and checks the results' shapes.
-    Raises `UserError` if a script cannot contain the call.
 
     values : value models of the signature's tensors
     settings : torch settings under which the call ran
     facts : descriptions of the call, for comments at the top; they may be untrusted
     function : function to call; None for the signature's operator
-    mode : default of the script's `--mode`
-    literals : class that converts arguments
     """
     function = function or _function_of(signature)
     device = device_of(signature)
@@ -238,7 +235,6 @@ def _head(function: ScriptFunction, facts: Sequence[str]) -> str:
 
 
 def registered_operator(signature: Signature) -> Any:
-    """Return the overload that a signature names. Raises `UserError` if torch lacks it."""
     if signature.kind != OPERATOR:
         raise UserError(
             f"{signature.op} is not a registered operator of torch (its calls have the kind '{signature.kind}')",

@@ -29,7 +29,6 @@ class NumberSet:
         return number in self._numbers
 
     def flags(self, column: Integers) -> NDArray[np.bool_]:
-        """Return a mask of the numbers in `column` that belong to the set."""
         if self._array is None:
             self._array = np.array(sorted(self._numbers), dtype=np.int64)
         return np.isin(column, self._array)
@@ -45,8 +44,6 @@ Select = Callable[[CallBlock], CallBlock]
 
 class CallSource:
     """The blocks of calls of a trace, or the selected part of each block.
-
-    Calls include the device times that the trace contains in later records. A block has calls of one thread.
 
     read : reads the blocks again from the file
     select : returns the selected part of a block; None to select whole blocks
@@ -106,8 +103,6 @@ class CallSource:
     def changes_by(self, times_ns: Mapping[int, float], signatures: Iterable[Signature]) -> dict[int, float]:
         """Return, by signature, the factor by which its total device time changes if the time of launches of CUDA
         graphs is divided among the graphs' calls in proportion to `times_ns`.
-
-        times_ns : time of a call by signature; graphs that contain a signature without a time keep the estimate
         """
         if not self.graphs.graphs:
             return {}
@@ -147,9 +142,7 @@ class CallSource:
 
     @property
     def has_later_times(self) -> bool:
-        """True if the trace has device times in records after the calls; such times were measured as times of
-        kernels.
-        """
+        """True if the trace has device times in records after the calls."""
         return bool(self._later)
 
     @property
@@ -262,7 +255,7 @@ def doubt_of_graphs(share: float) -> str:
 
 @dataclass(slots=True)
 class GraphCalls:
-    """The calls of a CUDA or HIP graph as columns, and the share of each in the time of a launch.
+    """The calls of a CUDA or HIP graph as columns.
 
     kernel_ns : time of each call's kernels, (N,); None if the kernels were not recorded
     weights : share of a launch's time that each call gets, (N,)
@@ -287,8 +280,7 @@ class GraphCalls:
 class GraphLaunches:
     """The CUDA or HIP graphs of a trace, by the signature of their launches.
 
-    graphs : graphs whose calls were recorded while the program captured them
-    unknown : signatures of the launches of other graphs
+    unknown : signatures of the launches of graphs whose calls were not recorded
     """
 
     graphs: dict[int, GraphCalls] = field(default_factory=dict)

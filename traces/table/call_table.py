@@ -24,7 +24,7 @@ def counts_of(calls: pd.DataFrame) -> pd.Series[int]:
 
 
 def quantiles(values: pd.Series[Any], groups: Any, counts: pd.Series[int], share: float = 0.5) -> pd.Series[float]:
-    """Return the quantile `share`, 0 to 1, of each group of values, interpolated linearly; NaN values are ignored.
+    """Return the quantile `share`, 0 to 1, of each group of values.
 
     counts : number of times that each value counts
     """
@@ -58,18 +58,13 @@ class Typical:
     """Typical duration of each signature's calls, which replaces the durations of perturbed calls.
 
     median_ns : by signature, the median duration of unperturbed calls, or of all calls if `was_interrupted`
-    was_interrupted : by signature, True if only one call was unperturbed and it took longer than all others, so that it
-        was probably interrupted
+    was_interrupted : by signature, True if its only unperturbed call was probably interrupted
     """
 
     median_ns: pd.Series[float]
     was_interrupted: pd.Series[bool]
 
     def unperturbed_ns(self, calls: pd.DataFrame) -> pd.Series[Any]:
-        """Return the durations of calls in ns without the extra time of slow page faults.
-
-        Perturbed calls, and all calls of signatures in `was_interrupted`, get a typical duration of the signature.
-        """
         signature, durations = calls["signature"], usual_ns(calls)
         median_ns = signature.map(self.median_ns)
         is_replaced = calls["perturbed"] | signature.map(self.was_interrupted)
@@ -91,7 +86,9 @@ Times: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def with_functions(calls: pd.DataFrame) -> Times:
-    """Return the device times of a trace's calls; a function recorded with `--grip` has the sum of its inner calls."""
+    """Return the device times of a trace's calls, with the sum of its inner calls for a function recorded with
+    `--grip`.
+    """
     times = calls["device_ns"].to_numpy(dtype=np.float64, copy=True)
     functions = (calls["kind"] == FUNCTION).to_numpy()
     if not functions.any() or np.isnan(times).all():
@@ -110,7 +107,6 @@ def with_functions(calls: pd.DataFrame) -> Times:
 
 
 def summarize_kernels(kernels: Sequence[Kernels], op_by_signature: Mapping[int, str]) -> pd.DataFrame:
-    """Return one row per kernel and operator, longest time first; `share` is of the time of all kernels."""
     rows = [
         (name, op_by_signature.get(record.signature, ""), launches, device_ns / 1e3)
         for record in kernels
@@ -167,11 +163,7 @@ def rows_table(columns: Mapping[str, np.ndarray[Any, Any]], names: CallNames) ->
 
 
 def with_times(table: pd.DataFrame, typical: Typical | None) -> pd.DataFrame:
-    """Add the columns of times to a table of calls, in place, and return the table.
-
-    `raw_ns` is the device time, or without one the duration on the host; `host_ns` the result of `unperturbed_ns`, or
-    the duration if `typical` is None; `time_ns` the device time, or without one `host_ns`.
-    """
+    """Add the columns `raw_ns`, `host_ns` and `time_ns` to a table of calls, in place, and return the table."""
     table["raw_ns"] = table["device_ns"].fillna(table["duration_ns"])
     table["host_ns"] = table["duration_ns"] if typical is None else typical.unperturbed_ns(table)
     table["time_ns"] = table["device_ns"].fillna(table["host_ns"])

@@ -69,10 +69,6 @@ class DistinctCalls:
             self._sum_up()
 
     def table(self, names: CallNames) -> pd.DataFrame:
-        """Return one row per group of equal calls with their `count`, sorted by the first start.
-
-        If there are more than `MOST_ROWS` groups, calls with nearly equal times form one group, with their mean time.
-        """
         rows = self.rows()
         signature, scope, thread = (rows[name].to_numpy() for name in ("signature", "scope", "thread"))
         table = pd.DataFrame(
@@ -202,7 +198,7 @@ class Rows:
 
 
 def ordered_rows(source: CallSource) -> Iterator[Rows]:
-    """Yield all calls sorted by start, in parts; calls with equal starts are in file order."""
+    """Yield all calls sorted by start, in parts."""
     if source.is_kept:
         rows = _rows(list(source))
         yield _numbered(rows.take(np.argsort(rows.columns[START], kind="stable")), 0)

@@ -51,11 +51,7 @@ def label_of(signature: Signature) -> str | None:
 def labeled(
     calls: pd.DataFrame, label_by_signature: Mapping[int, str], is_selected: Callable[[str], bool]
 ) -> pd.Series[bool]:
-    """Return a mask of the calls that ran within a selected `record_function` label; `calls` are in start order.
-
-    Labels nest within a thread. Calls in autograd's threads count as inside the labels that are open in any other
-    thread.
-    """
+    """Return a mask of the calls that ran within a selected `record_function` label; `calls` are in start order."""
     spans: list[tuple[int, int]] = []
     within = np.zeros(len(calls), dtype=np.bool_)
     threads = [calls["process"].cat.codes, calls["thread"].cat.codes]

@@ -59,10 +59,6 @@ class _Thread:
 
 
 def unfinished_calls(entered: Mapping[int, list[Entered]], source: Iterable[CallBlock]) -> list[Entered]:
-    """Return the calls in `entered` that never ended, the last of their threads; `source` has the calls that ended.
-
-    A call can start later in `source` than in `entered`, because there its start excludes the capture's work.
-    """
     if not entered:
         return []
     threads = {number: _Thread(records) for number, records in entered.items()}
@@ -96,10 +92,9 @@ class StepStarts:
 
 
 def step_starts(read: Callable[[], Iterable[Columns]], counts: Mapping[int | None, int]) -> StepStarts:
-    """Return start times of steps, derived from the first place in the program that runs exactly once per step.
+    """Return start times of steps, taken from the first scope and signature with as many calls as there are steps.
 
-    A place is a scope and a signature. The calls are read at most twice: to count the calls of each place, and to
-    collect the starts at the chosen places, so that memory does not grow with the calls.
+    counts : number of steps of each process
     """
     places = {process: _Places() for process in counts}
     for process, scope, signature, start_ns in read():
@@ -139,10 +134,6 @@ class _Places:
 
 
 def find_step_starts(read: Callable[[], Iterable[Record | CallBlock]]) -> StepStarts | None:
-    """Return the start times of a trace's steps, or None if the trace does not report steps.
-
-    read : returns the records of the trace; called two or three times
-    """
     first = next(iter(read()), None)
     counts = step_counts(first.fields) if isinstance(first, Header) else {}
     if counts:
@@ -163,10 +154,6 @@ def find_step_starts(read: Callable[[], Iterable[Record | CallBlock]]) -> StepSt
 
 
 def reported_starts(end: End | None, last_ns: int) -> Integers:
-    """Return the start of each step according to a trace's closing record; steps after the last call are left out.
-
-    last_ns : start of the last call that is not a label of `record_function`
-    """
     starts = np.sort(np.array([] if end is None else end.step_starts_ns[: MOST_STEPS + 1], dtype=np.int64))
     return starts[starts <= last_ns] if len(starts) <= MOST_STEPS else starts[:0]
 

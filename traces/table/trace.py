@@ -63,10 +63,7 @@ T = TypeVar("T")
 
 
 class LazyField(Generic[T]):
-    """Descriptor of a dataclass field that is computed when it is first read; the dataclass must not have slots.
-
-    The constructor takes the value, or a function that returns it.
-    """
+    """Descriptor of a dataclass field that is computed when it is first read; the dataclass must not have slots."""
 
     def __init__(self, default: Callable[[], T] | None = None) -> None:
         self._default = default
@@ -110,8 +107,8 @@ def _none() -> Integers:
 class Trace:
     """A trace file loaded into memory.
 
-    `calls`, `storages` and `unfinished` are computed at first access. `distinct_calls` and results computed from it,
-    such as `summary`, do not need them, so that their memory does not grow with the length of the trace.
+    `calls`, `storages` and `unfinished` are computed at first access. For long traces, `distinct_calls` and `summary`
+    need less memory, because they do not load all calls.
 
     Attributes
     ----------
@@ -126,7 +123,7 @@ class Trace:
         duration_ns, device_ns (NaN for calls that ran only on the host; for a function recorded with `--grip`, the sum
         of its inner calls), stream (torch's number of the device's stream; missing for calls only on the host),
         perturbed (whether the capture's own work, slow page faults or other processes may have prolonged the call),
-        host_ns (the duration; for a perturbed call, the median of the signature's other calls if there are any), raw_ns
+        host_ns (the duration; for a perturbed call, a typical duration of its signature if known), raw_ns
         (device_ns if present, else duration_ns), time_ns (device_ns if present, else host_ns), page_faults (0 if none
         were counted), slow_memory_ns (estimate of how much longer than usual its page faults took; host_ns excludes
         it), tensors, first_storage. Module, function, file and line of a backward call are those of the forward call
@@ -242,9 +239,7 @@ class Trace:
 
     @property
     def doubts(self) -> list[str]:
-        """Reasons why the calls may not represent the program, such as launches of CUDA graphs whose calls are
-        unknown.
-        """
+        """Reasons why the calls may not represent the program."""
         doubts = self.header.get("doubts")
         in_header = list(map(str, doubts)) if isinstance(doubts, list) else []
         unseen = self.graphs[~self.graphs["captured"]]
@@ -255,8 +250,8 @@ class Trace:
         """Return a table with one row per CUDA or HIP graph: calls, captured, split, launches, device_us, share.
 
         `calls` is the number of calls in the graph, `captured` is True if the trace has them, `split` is how the
-        launches' time is divided among the calls, and `share` is the share of the device's time that the launches
-        take, 0 to 1.
+        launches' time is divided among the calls, and `share` is the share of the device's time that the launches take,
+        0 to 1.
         """
         launched, graphs_by_number = self.source.launches(), self.source.graphs.graphs
         own = self.own_distinct_calls if launched else None
@@ -308,9 +303,7 @@ class Trace:
         `time_us` and `share` use the median time of each signature for all its calls, so that a call which the system
         interrupted does not distort them; `total_us` is the sum of the measured times. A call that ran on an
         accelerator counts with its device time; if there are such calls, the column `host_us` has the sum of all times
-        on the host. If no call has a time, `share` is the share of calls. Calls inside an extension function have no
-        row; the time of the function includes them. A function recorded with `--grip` has no row, because its inner
-        calls have rows.
+        on the host. If no call has a time, `share` is the share of calls. Only the calls in `own_calls` count.
 
         Parameters
         ----------
@@ -339,7 +332,7 @@ class Trace:
         return table.sort_values(["share", "calls"], ascending=False).reset_index()
 
     def kernels_by_operator(self) -> pd.DataFrame:
-        """Return one row per kernel and operator, longest time first; empty if the trace has no times of kernels."""
+        """Return one row per kernel and operator, longest time first."""
         return summarize_kernels(self.kernels, {signature.number: signature.op for signature in self.signatures})
 
 
@@ -363,14 +356,13 @@ def load(
     partial : True to accept a cut or damaged file, False to raise an error, None to accept it with a warning
     unbounded : True to load a file that exceeds the limits in docs/trace-format.md; only for trusted files
     reader : reader of the file, to choose its format or to get the losses of its conversion
-    phase, module, op : shell patterns; only calls whose phase, module or operator matches one of the patterns are
-        loaded
+    phase, module, op : shell patterns; a call is loaded if it matches one pattern of each that is given
     steps : steps whose calls are loaded, counted from 0
 
     Raises
     ------
-    UserError : if the file is missing, empty, of another kind, of a newer major version or beyond a limit; if it names
-        a values file that is not in its folder; or if it is damaged and `partial` is false
+    UserError : if the file cannot be read as a trace, exceeds a limit, or is damaged and `partial` is False; or if the
+        requested calls cannot be selected
     """
     reader = reader or TraceReader(path, unbounded)
     chosen = call_filter(reader, phase, module, op, steps)

@@ -1,6 +1,4 @@
-"""Value models: compact descriptions of a tensor's values. With values that are drawn from them, an operator takes the
-same time and returns outputs of the same sizes.
-"""
+"""Value models: compact descriptions of a tensor's values, from which similar values are drawn."""
 
 from opgrip.traces.schema.records import Drawable, ValueModel
 from opgrip.traces.values.model import fit, value_model_from_json, value_model_to_json, value_models

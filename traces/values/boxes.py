@@ -64,14 +64,10 @@ def copies(boxes: torch.Tensor, count: int, dtype: torch.dtype, generator: torch
 def draw_separate_boxes(
     count: int, low: list[float], high: list[float], widths: list[float], whole: bool, generator: torch.Generator
 ) -> torch.Tensor:
-    """Return `count` boxes, (count, 4) x1 y1 width height, no two with an intersection over union of 0.3 or more.
+    """Return boxes, (count, 4) x1 y1 width height, placed in layers; each layer is a grid of boxes of one size.
 
-    If so many do not fit, the remaining boxes overlap others. The boxes are in layers; each layer is a grid of boxes of
-    one size, with at most a quarter of the area of the boxes in the layer before.
-
-    low, high : range of x1, y1, width and height; shorter sides are used if the boxes do not fit otherwise
+    low, high : range of x1, y1, width and height
     widths : equidistant quantiles of the width
-    whole : True if all columns hold integers
     """
     layers = _layers(count, low, high, whole)
     device = generator.device
@@ -142,14 +138,11 @@ CROWDED = 1.0  # mean number of overlapping boxes above which boxes are drawn in
 class Boxes:
     """Value model of an (N, C) tensor of boxes x1 y1 x2 y2, which an image index may precede.
 
-    Drawn boxes have x2 >= x1 and y2 >= y1.
-
     first : index of the column with x1
     low, high : range of each column, with width and height instead of x2 and y2
     whole : for each column, True if it holds only integers
-    quantiles : nine equidistant quantiles of each column; None in old traces
-    overlap : mean number of other boxes that a box overlaps with an intersection over union above one half; None in old
-        traces
+    quantiles : nine equidistant quantiles of each column
+    overlap : mean number of other boxes that a box overlaps with an intersection over union above one half
     groups : number of boxes that a non-maximum suppression keeps, if its output was recorded
     """
 
@@ -219,10 +212,6 @@ class Boxes:
             checks.whole(self.groups, "a count of groups", 1)
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """Return boxes whose columns follow the quantiles, or are uniform if `quantiles` is None.
-
-        If `groups` is known, this number of boxes are separate, and the others are slightly moved copies of them.
-        """
         columns, numel = len(self.low), torch.Size(shape).numel()
         count = -(-numel // columns)
         rows = torch.stack([self._column(at, count, generator) for at in range(columns)], dim=1)

@@ -1,8 +1,4 @@
-"""Default values for arguments without recorded values: values that the operator accepts and usually receives.
-
-Files of other tools contain only shapes. Random floats would be rejected as probabilities; integers of zero would
-select nothing as a mask, and always read the same row as indices.
-"""
+"""Default values for arguments without recorded values: values that the operator accepts and usually receives."""
 
 from __future__ import annotations
 
@@ -69,9 +65,6 @@ class Factorable:
             raise FormatError(f"matrices: expected a diagonal above 0 and a spread of at least 0, got {numbers}")
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """Return positive definite matrices: weighted sums of the identity matrix and products of random matrices with
-        their transposes.
-        """
         if len(shape) < 2 or shape[-1] != shape[-2]:
             return _general_matrices(self.diagonal, shape, dtype, generator)
         size = shape[-1]
@@ -131,7 +124,6 @@ class Triangular:
             raise FormatError(f"matrices: expected 0 < low <= high and a spread of at least 0, got {numbers}")
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """Return triangular matrices whose linear systems have bounded solutions, unlike systems of random matrices."""
         if len(shape) < 2 or shape[-1] != shape[-2]:
             return _general_matrices(self.high, shape, dtype, generator)
         device = generator.device
@@ -175,7 +167,6 @@ class Default:
 
     op, argument : shell patterns of names, separated by `|`
     of : kind of dtype to which the row applies
-    make : returns the value model for a tensor, or None if the call does not determine it
     """
 
     op: str
@@ -194,8 +185,8 @@ def default_values(
     number.
 
     args, kwargs : nested values and `TensorSpec`
-    outputs : outputs of the call if they are known, for example to find how many elements a mask selects
-    first : number of the first model; the others get lower numbers, all negative, unlike the numbers in a trace
+    outputs : outputs of the call if they are known
+    first : number of the first model; the others get lower numbers
     """
     names = [name for name, _ in schema_arguments(op)]
     call = {**dict(zip(names, args, strict=False)), **kwargs}

@@ -1,7 +1,4 @@
-"""Random draws for value models, with limited memory, and checks of the models' fields.
-
-The checks raise `FormatError`; `what` is the noun for the field in the message.
-"""
+"""Random draws for value models, with limited memory, and checks of the models' fields."""
 
 from __future__ import annotations
 
@@ -88,7 +85,7 @@ def exactly(chosen: int, total: int, generator: torch.Generator) -> torch.Tensor
 
 
 def in_runs(chosen: int, total: int, runs: int, generator: torch.Generator) -> torch.Tensor:
-    """Return a mask, (total,), of which `chosen` elements are True, in `runs` separate runs at random positions."""
+    """Return a mask, (total,), of which `chosen` elements are True, in `runs` runs at random positions if they fit."""
     device = generator.device
     others = total - chosen
     if chosen in (0, total):
@@ -134,7 +131,7 @@ def distinct(count: int, low: int, high: int, generator: torch.Generator) -> tor
 def parts(total: int, weights: torch.Tensor, most: int | None = None) -> torch.Tensor:
     """Return integers of at least 1 that add up to `total`, (P,), in proportion to weights, (P,) float64.
 
-    most : upper limit of each part; increased to `total` / P, rounded up, if parts within it cannot add up to `total`
+    most : upper limit of each part, if `total` allows it
     """
     steps = weights.cumsum(0)
     steps = (steps / steps[-1] * (total - len(weights))).long()

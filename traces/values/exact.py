@@ -86,11 +86,9 @@ class Constant:
 @value_models.register("booleans")
 @dataclass(frozen=True, slots=True)
 class Booleans:
-    """Value model of booleans, which keeps the number of True elements, because it determines the output size of
-    `nonzero`.
+    """Value model of booleans, which keeps the number of True elements.
 
-    true, total : number of True elements, and of all elements
-    runs : number of runs of consecutive True elements in row-major order; None in old traces
+    runs : number of runs of consecutive True elements in row-major order
     """
 
     true: int
@@ -116,9 +114,6 @@ class Booleans:
                 raise FormatError(f"runs of true booleans: expected at least 1 for {self.true:,} true booleans, got 0")
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """Return booleans with the recorded numbers of True elements and runs, scaled to the shape, at random
-        positions.
-        """
         count = torch.Size(shape).numel()
         true = scaled(self.true, self.total, count)
         if self.runs is None or true in (0, count):
@@ -135,7 +130,7 @@ class OneHot:
     """Value model of one-hot rows along the last dimension, which keeps the frequency of each class.
 
     classes : length of a row
-    frequent : (class, count) of at most 64 classes, the most frequent first
+    frequent : (class, count) of at most 64 classes
     others : number of rows of other classes
     """
 

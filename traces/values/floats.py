@@ -32,11 +32,10 @@ class Floats(Ordered):
     mean, std, low, high : statistics of the plain elements; 0 if there are none
     zeros, nan, inf, minus_inf, denormals : share of all elements, 0 to 1
     shape : distribution of the plain elements: `normal`, `uniform` or `quantiles`
-    quantiles : quantiles of the plain elements at `PROBABILITIES`; None for other distributions
+    quantiles : quantiles of the plain elements at `PROBABILITIES`
     whole : True if all plain elements are integers
-    distinct : number of different values, if an operator's output determines it
-    zero_runs : number of runs of zeros in row-major order, relative to the number of elements; None without zeros. (The
-        square root of a run of zeros takes a fifth of the time of scattered zeros.)
+    distinct : number of different values, if it is known from the output of an operator such as `unique`
+    zero_runs : number of runs of zeros in row-major order, relative to the number of elements
     """
 
     mean: float
@@ -267,7 +266,6 @@ class Distribution:
     whole: bool = False
 
     def draw(self, count: int, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """Return numbers that are neither zero nor denormal; if `count` > 1, both ends of the range are included."""
         device = generator.device
         work = torch.float64 if dtype == torch.float64 else torch.float32
         if self.shape == "quantiles" and self.quantiles is not None:

@@ -61,18 +61,14 @@ SENTINELS = 4  # maximum number of negative values that count as special, such a
 class Integers(Ordered):
     """Value model of integers: frequent values with their counts, and range and number of the other elements.
 
-    Frequent values preserve details that a range would lose: for example a rare `ignore_index` of -100 among labels
-    from 0 to 79, or the few levels in indices into a feature pyramid. Zero is always one of them if it occurs, because
-    `nonzero` depends on it.
-
-    frequent : (value, count) of at most 64 values, the most frequent first
+    frequent : (value, count) of at most 64 values, which include zero if it occurs
     low, high : smallest and largest element that is not a frequent value; None if there is none
     others : number of elements that are not frequent values
     ascending : True if the elements are sorted, as in offsets and sorted keys
-    distinct : number of distinct values, including frequent ones; None in old traces
+    distinct : number of distinct values, including frequent ones
     zipf : exponent z of a Zipf distribution: the r-th most frequent of the other values occurs about in proportion to
         r**-z
-    total : sum of all elements, if an operator's output determines it; drawn values have the same sum if possible
+    total : sum of all elements, if it is known from an operator's output
     """
 
     frequent: list[list[int]]

@@ -38,8 +38,6 @@ _FORMS = {
 
 
 class _Memory:
-    """Gives numpy access to the memory of a tensor without changing the tensor, and keeps the memory alive."""
-
     __slots__ = ("__array_interface__", "tensor")
 
     def __init__(self, tensor: torch.Tensor, form: dict[str, Any]) -> None:
@@ -52,9 +50,6 @@ def array_of(tensor: torch.Tensor) -> NDArray[Any]:
 
     `Tensor.numpy` would make the memory non-resizable, so that the program could neither free a parameter's memory nor
     let an output grow.
-
-    Raises `TypeError` or `RuntimeError` if numpy lacks the dtype or the memory is not on the host, and `ValueError` if
-    the program has freed the memory.
     """
     form = _FORMS.get(tensor.dtype)
     if form is None or not tensor.is_cpu or tensor.is_conj() or tensor.is_neg():
@@ -160,11 +155,10 @@ value_models: Registry[type[ValueModel]] = Registry("opgrip.traces.values", "opg
 
 
 def fit(tensor: torch.Tensor, requested_kinds: Collection[str] = (), exact: bool = True) -> ValueModel | None:
-    """Return the first value model that fits a tensor, or None if none does, as for an empty tensor.
+    """Return the first value model that fits a tensor, or None if none does.
 
     requested_kinds : names of kinds of value models to try although they have `on_request = True`
-    exact : True if every kind of model examines all elements; if False, a kind examines the part of a large tensor
-        named by its `examined_part`
+    exact : True if every kind of model examines all elements, also of a large tensor
     """
     if tensor.numel() == 0:
         return None
@@ -219,9 +213,6 @@ def value_model_to_json(model: ValueModel) -> dict[str, Json]:
 
 
 def value_model_from_json(form: Mapping[str, Json]) -> ValueModel:
-    """Return the value model in a JSON object that this or an older version wrote. Raises `FormatError` for an unknown
-    kind of model, or fields from which values cannot be drawn.
-    """
     name = str(form.get("model"))[:60]
     kind = value_models.get(name)
     if kind is None:

@@ -1,8 +1,4 @@
-"""Table of the value models that operators need for their arguments, and of facts that recorded outputs reveal.
-
-Most rows name a value model that `fit` chooses for such values anyway. `factorable` and `triangular` are only tried for
-arguments whose row names them, because fitting them is expensive.
-"""
+"""Table of the value models that operators need for their arguments, and of facts that recorded outputs reveal."""
 
 from __future__ import annotations
 
@@ -36,7 +32,7 @@ class ValueNeed:
     why : reason why other values are wrong or slow
     varies : True if other values drawn from the same model can change the operator's time or the sizes of its outputs
     refine : returns the model with fields that follow from the recorded outputs
-    of : kinds of dtypes to which the row applies, out of `bool`, `int` and `float`; empty for all
+    of : kinds of dtypes to which the row applies; empty for all
     """
 
     op: str

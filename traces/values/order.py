@@ -30,9 +30,9 @@ class Ordered:
     """Base class of value models that keep whether neighbouring elements rise or fall.
 
     rises, falls : shares of neighbouring pairs, in row-major order, in which the second element is larger (`rises`) or
-        smaller (`falls`); None in old traces
+        smaller (`falls`)
     step : mean absolute difference of neighbours
-    by_row : True if every row along the last dimension is sorted: ascending if `rises` exceeds `falls`, else descending
+    by_row : True if every row along the last dimension is sorted
     """
 
     rises: float | None = None
@@ -202,7 +202,6 @@ class Permutation(Ordered):
         self.check_order()
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """Return distinct integers that rise and fall as often as recorded; they repeat if the shape is larger."""
         count, width = torch.Size(shape).numel(), self.high - self.low + 1
         if count <= width:
             values = distinct(count, self.low, self.high, generator)

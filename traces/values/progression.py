@@ -24,10 +24,7 @@ WIDE_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 @value_models.register("progression")
 @dataclass(frozen=True, slots=True)
 class Progression:
-    """Value model of a tensor whose element i, in row-major order, is `start + step * (i // repeats % period)`.
-
-    For example, the x and y coordinates of the cells of a grid have this form.
-    """
+    """Value model of a tensor whose element i, in row-major order, is `start + step * (i // repeats % period)`."""
 
     start: int | float
     step: int | float
@@ -147,12 +144,11 @@ PROBABILITIES = tuple(at / 16 for at in range(17))  # probabilities of the quant
 @value_models.register("offsets")
 @dataclass(frozen=True, slots=True)
 class Offsets:
-    """Value model of ascending integers, (N,), such as offsets: the first, the last, and the distribution of
+    """Value model of ascending integers, (N,), such as offsets: the first, the last, and the distribution of the
     differences.
 
-    This includes sorted segment numbers, whose differences are one or zero. The differences are called lengths.
+    Here, the differences are called lengths.
 
-    first, last : first and last integer
     count : number of lengths
     empty : number of zero lengths
     lengths : (length, count), if there are at most 64 different lengths

@@ -25,8 +25,6 @@ class Recording:
     versions : version by package: torch, opgrip and the packages of the model
     machine : device on which the times were measured
     step_ms : median time of a step without capture
-    operators : number of distinct operators and extension functions
-    longtail : number of distinct long-tail functions
     """
 
     versions: Mapping[str, str]
@@ -52,7 +50,6 @@ class ZooTrace:
     arguments : arguments of `opcapture` that record the trace again
     inputs : description of the inputs, such as `1 image of 800x1333`
     remark : differences from the model's config and their reasons; may be empty
-    recording : None if it has not been recorded yet
     """
 
     model: str
@@ -83,9 +80,7 @@ def patterns_in(text: str) -> list[str]:
 
 
 def select(patterns: Sequence[str], traces: Sequence[ZooTrace]) -> list[ZooTrace]:
-    """Return the traces whose name, model, library or family matches a shell pattern; without patterns, all traces.
-    Raises `UserError` if a pattern does not match any trace.
-    """
+    """Return the traces whose name, model, library or family matches a shell pattern; without patterns, all traces."""
     selected = {trace.name: trace for trace in traces if not patterns}
     for pattern in patterns:
         matching = [trace for trace in traces if _matches(trace, pattern)]
@@ -172,10 +167,7 @@ FIELD = "distilled"  # header field of a distilled trace; readers that do not kn
 
 
 def chosen_numbers(header: Mapping[str, Any]) -> range | None:
-    """Return the numbers of the cases' signatures in a distilled trace (a few cases that represent many traces).
-
-    Signatures whose calls only precede the cases are left out. None if the trace is not distilled.
-    """
+    """Return the numbers of the cases' signatures in a distilled trace (a few cases that represent many traces)."""
     field = header.get(FIELD)
     keys = field.get("keys") if isinstance(field, dict) else None
     return range(len(keys)) if isinstance(keys, list) else None

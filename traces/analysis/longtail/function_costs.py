@@ -1,10 +1,4 @@
-"""Time in and between the operators of a function, corrected for the cost of the capture and for interruptions.
-
-Recording a call of a known signature costs some microseconds, which are subtracted (`CaptureCost`). Recording a new
-signature, or inspecting the values of a later call, lengthens the gap between two calls much more. Therefore at most
-the typical gap between two calls is counted, and perturbed calls are used only if there are no others. A call on an
-accelerator counts with its device time only, because the host runs ahead of the device.
-"""
+"""Time in and between the operators of a function, corrected for the cost of the capture and for interruptions."""
 
 from __future__ import annotations
 
@@ -44,9 +38,7 @@ class FunctionTimes:
     """Typical times of a trace's calls and of the gaps between them, in ns.
 
     cost : time that recording added, which is subtracted
-    calls, device_calls : typical time of a call on the host and on an accelerator, by signature and scope
     clean : typical gap by pair of consecutive calls, from gaps in which the capture recorded nothing new
-    typical : typical gap of a pair of calls that is not in `clean`
     """
 
     cost: CaptureCost
@@ -56,7 +48,6 @@ class FunctionTimes:
     typical: int
 
     def between_ns(self, before: MadeCall, after: MadeCall) -> float:
-        """Return the host time between two consecutive calls within a function; 0 if either call ran on a device."""
         if before.device_ns is not None or after.device_ns is not None:
             return 0.0
         return self.gap_ns(before, after)
@@ -215,10 +206,6 @@ class Borders:
 
     reads : bytes read from each tensor, by storage and shape
     extents : bytes from the start of a storage to the end of the last tensor that is read, by storage
-    writes : bytes written, by storage
-    has_dataflow : True if the trace records storages of an operator that the function called
-    first : bytes of the arguments of the function's first operator that reads or writes elements
-    last : bytes of the results of the function's last operator that reads or writes elements
     """
 
     reads: dict[int, dict[tuple[object, ...], int]] = field(default_factory=dict)

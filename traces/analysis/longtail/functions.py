@@ -1,4 +1,6 @@
-"""Find the long-tail functions of traces, estimate the time that one kernel per function could save, and print them."""
+"""Find the Python functions that consist of many small operators, and estimate what one kernel per function could
+save.
+"""
 
 from __future__ import annotations
 
@@ -41,13 +43,10 @@ class LongTailFunction:
     """A Python function that consists of many small operators, with sums over all its calls in all traces.
 
     pattern : value of `opcapture --grip` that selects the function
-    calls : number of calls, estimated from the source lines of its operators (see `Invocations`)
-    launches, backward_launches : number of calls of operators by the function, and by its backward pass
-    operator_ns : total time of these operators, on the device if they ran on one
-    between_ns : total host time between consecutive operators, including the backward pass
-    host_ns : total host time in operators, including kernel launches, and between operators
-    backward_ns : part of `operator_ns` and `between_ns` that is spent in backward passes
-    bytes : bytes that the function reads and writes (see `Borders`)
+    calls : number of calls, estimated from the source lines of its operators
+    launches, backward_launches : number of operators that the function called, and that its backward pass called
+    host_ns : total host time in and between operators
+    bytes : bytes that the function reads and writes
     fused_ns : time to read and write these bytes at the memory bandwidth
     command : `opcapture` command that runs the program again and records the calls of the function
     """
@@ -73,7 +72,6 @@ class LongTailFunction:
 
     @property
     def saving_ns(self) -> float:
-        """Upper bound of the time that is saved if one kernel replaces the function."""
         return max(0.0, self.wall_ns - self.fused_ns)
 
 
@@ -81,11 +79,9 @@ class LongTailFunction:
 class LongTail:
     """The long-tail functions of traces, largest possible saving first, and totals.
 
-    launches : number of calls of operators in the traces
     wall_ns : time in and between the operators of all functions, including functions that are not long-tail
-    bandwidths : memory bandwidths in bytes per second from which `fused_ns` was computed
-    device_launches : number of calls of operators that have a time on a device
-    omitted : by pattern of a long-tail function that is not in `functions`, the reason, such as "loads data"
+    bandwidths : memory bandwidths in bytes per second
+    omitted : by pattern of a function that is not listed, the reason, such as "loads data"
     """
 
     functions: list[LongTailFunction]
@@ -122,10 +118,7 @@ class _Sum:
 def find_longtail(
     traces: Iterable[Trace], bandwidth: Callable[[Trace], float], cost: CaptureCost = NOTHING
 ) -> LongTail:
-    """Return the long-tail functions of traces, which are read one after another.
-
-    These are functions with at least `FEWEST_LAUNCHES` operators per call, which spend at most `DENSE_SHARE` of their
-    operator time in dense operators, such as convolutions and matrix products.
+    """Return the functions that consist of many small operators.
 
     bandwidth : returns the memory bandwidth, in bytes per second, of the device on which a trace was recorded
     cost : time that recording added, which is subtracted
@@ -347,13 +340,7 @@ class Spans:
             self._first_backward_ns = call.start_ns
 
     def containing(self, counts: Mapping[Function, int]) -> set[Function]:
-        """Return the functions within which almost all work of the thread ran, such as the program's main loop.
-
-        Each was called once, lasted at least the share `WHOLE` of the time and until the first backward pass, and
-        itself called at most the share `OWN` of the operators.
-
-        counts : number of calls of each function
-        """
+        """Return the functions within which almost all work of the thread ran, such as the program's main loop."""
         spans = self._spans.values()
         calls = sum(span.calls for span in spans)
         whole = max((span.last_ns for span in spans), default=0) - min((span.first_ns for span in spans), default=0)
@@ -390,10 +377,6 @@ def constructors(trace: Trace, counts: Mapping[Function, int]) -> set[Function]:
 def reason_to_omit(
     header: Mapping[str, Any], function: Function, building: Container[Function], containing: Container[Function]
 ) -> str | None:
-    """Return why a function is not listed as long-tail, such as "loads data", or None if it is listed.
-
-    building, containing : functions that build the model, and functions within which almost all work of a thread ran
-    """
     file, name = function
     if function in building or name.rpartition(".")[2] in INITIALIZERS:
         return "builds the model"
@@ -419,7 +402,6 @@ def pattern_of(header: Mapping[str, Any], file: str, function: str) -> str:
 
 
 def grip_command(header: Mapping[str, Any], pattern: str) -> str:
-    """Return an `opcapture` command that runs a trace's program again and records the functions of a pattern."""
     own, program = _parts(header)
     return shlex.join(["opcapture", *_run_options(own), "--grip", pattern, *(["--", *program] if program else [])])
 
@@ -457,7 +439,7 @@ def _run_options(options: Sequence[str]) -> list[str]:
 
 
 def bandwidth_of(trace: Trace) -> float:
-    """Return the memory bandwidth of a trace's device on this machine, in bytes per second, or raise `UserError`."""
+    """Return the memory bandwidth of a trace's device on this machine, in bytes per second."""
     devices = {spec.device for item in trace.signatures for spec in tensors([item.args, item.kwargs, item.outputs])}
     device = min(devices - {"cpu", "meta"}, default="cpu")
     try:

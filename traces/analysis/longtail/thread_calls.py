@@ -33,12 +33,10 @@ DENSE_PARTS = (
 class Operation:
     """Properties of a signature that the analysis of long-tail functions needs.
 
-    argument_bytes, result_bytes : bytes of each tensor; elements repeated by a stride of 0 count once
+    argument_bytes, result_bytes : bytes of each tensor
     writes : for each argument, True if calls may write it
-    shapes : for each argument, a key that distinguishes it from other arguments in the same storage
     extents : for each argument, bytes from the start of its storage to the end of the argument
     moves : True if the operator reads or writes elements, unlike a view
-    exchanges : True if the operator exchanges data with other processes or waits for them
     """
 
     op: str
@@ -107,10 +105,8 @@ class MadeCall:
     """A call of an operator, with the Python function that called it.
 
     number : index in the trace's call table
-    place : Python function that made the call; None outside functions of the program, and for communication between
-        processes
-    host_ns, perturbed : as in `Trace.calls`
-    device_ns : time that the call kept an accelerator busy; None for a call on the host only
+    place : Python function that made the call
+    device_ns : None for a call that ran only on the host
     inputs, outputs : numbers of the storages of its arguments and of its results
     """
 
@@ -131,8 +127,6 @@ class MadeCall:
 
 
 class MadeCalls:
-    """Calls of operators that a program made directly, not inside other recorded calls."""
-
     def __init__(self, trace: Trace, operations: Mapping[int, Operation]) -> None:
         self._trace = trace
         self._operations = operations
@@ -244,12 +238,7 @@ class _Open:
 
 
 class Invocations:
-    """Estimate of how often one thread called each Python function; a trace records operators only.
-
-    A new call of a function is assumed to begin where its operators start again at the first line of the previous call,
-    or at an earlier line. Operators in backward passes do not begin a call; a function that only occurs in backward
-    passes has the count 0. Functions are followed separately in each module.
-    """
+    """Estimate of how often one thread called each Python function; a trace records operators only."""
 
     def __init__(self) -> None:
         self.counts: dict[Function, int] = {}

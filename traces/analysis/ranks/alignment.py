@@ -1,9 +1,4 @@
-"""Collectives of several ranks, and alignment of the ranks' clocks by the collectives that they share.
-
-No rank leaves a collective before all have arrived. So each collective limits the offset between two clocks from both
-sides, and all collectives together leave a small range. A collective ends for all ranks at about the same time, so the
-median difference of these ends, limited to this range, is the offset.
-"""
+"""Collectives of several ranks, and alignment of the ranks' clocks by the collectives that they share."""
 
 from __future__ import annotations
 
@@ -43,7 +38,6 @@ _VIEWS = frozenset(
 class Events:
     """Calls of collectives by one rank, in call order; all arrays are (N,).
 
-    signature : number of the call's signature
     ordinal : number of earlier collectives in the same group
     start_ns, launched_ns : start and end of the call
     wait_ns, end_ns : times at which the program began to wait for the collective, and continued after it; or `UNKNOWN`
@@ -85,13 +79,6 @@ class SignatureKinds:
 
 
 class Scan:
-    """Collects the collectives of one rank from the blocks of calls in its trace.
-
-    A collective begins when it is called. If the call itself waits, the collective has ended when the program continues
-    with its next call; if `wait_tensor` waits for it, when that call returns; otherwise, when the first call that uses
-    its results starts. In the last case, at most the idle time right before that call was spent waiting.
-    """
-
     def __init__(self, kinds: SignatureKinds) -> None:
         self._kinds = kinds
         self._columns = {name: array("q") for name in COLUMNS}
@@ -217,8 +204,7 @@ FEWEST = 3  # minimum number of shared collectives for comparing two clocks
 class Clock:
     """Difference between the clock of one process and the clock of the merged trace.
 
-    offset_ns : correction in addition to the difference of the captures' start times; 0 if the clocks agree within the
-        noise
+    offset_ns : correction in addition to the difference of the captures' start times
     measured_ns : offset derived from the ends of collectives; None if it was not measured
     spread_ns : difference between the 10th and 90th percentile of the offsets of single collectives
     collectives : number of collectives shared with the process with which the clock was compared
@@ -234,10 +220,7 @@ class Clock:
 
 
 def align(meetings: Meetings, processes: int) -> list[Clock]:
-    """Return the clock of each process relative to the first process with which it can be compared.
-
-    Two processes that share no collectives are compared through others that share collectives with both.
-    """
+    """Return the clock of each process relative to the first process with which it can be compared."""
     clocks = [Clock() for _ in range(processes)]
     pairs = _Pairs(meetings)
     aligned: set[int] = set()
@@ -324,10 +307,7 @@ def is_ambiguous(ranks: Sequence[int | None]) -> bool:
 def measure_clocks(
     paths: Sequence[Path], headers: Sequence[Mapping[str, Any]], shifts: Sequence[int], unbounded: bool = False
 ) -> list[Clock]:
-    """Return the clock of each process, as a correction in addition to `shifts`; each trace is read once.
-
-    shifts : correction in ns of each process, derived from the start times of the captures
-    """
+    """Return the clock of each process, as a correction in addition to `shifts` in ns."""
     events: dict[int, Events] = {}
     kinds = [SignatureKinds() for _ in paths]
     ranks = [rank_of(header) for header in headers]
@@ -354,9 +334,6 @@ def measure_clocks(
 
 
 def thinned(events: Events, kinds: SignatureKinds, most: int = MOST) -> Events:
-    """Return at most `most` collectives of each process group. Ranks with equal numbers of collectives keep the same
-    ones; otherwise, one rank's choice is a subset of the other's.
-    """
     groups: dict[str, int] = {}
     numbers = [groups.setdefault(kinds.collectives[number].group, len(groups)) for number in events.signature.tolist()]
     counts = np.bincount(numbers, minlength=1)[numbers] if numbers else np.empty(0, dtype=np.int64)
@@ -379,10 +356,8 @@ class Meetings:
     """Calls of collectives by all ranks, sorted by collective: N calls of M collectives. Arrays are (N,) unless stated.
 
     first : (M,), index of each collective's first call
-    process : index of the process that made the call
     kind, group : indices into `kinds` and `groups`
     root : index of the process that sends to, or receives from, all others; -1 if there is none or it is unknown
-    signature, start_ns, launched_ns, wait_ns, end_ns : as in `Events`
     unmatched : number of calls without a matching call in another trace
     """
 
@@ -409,7 +384,6 @@ class Meetings:
 
     @property
     def sizes(self) -> Integers:
-        """Number of calls of each collective, (M,): one for each rank that took part."""
         return np.diff(np.append(self.first, len(self.process)))
 
 
@@ -417,9 +391,6 @@ def match(
     events: Mapping[int, Events], collectives: Mapping[int, Mapping[int, Collective]], ranks: Sequence[int | None]
 ) -> Meetings:
     """Return the collectives that at least two processes took part in.
-
-    Calls are matched by process group and by order within the group, which is the same for all members. Once members of
-    a group call collectives of different kinds, later calls of the group are not matched.
 
     events : by process, calls of collectives on a common clock
     collectives : by process and number of the signature, facts about the collective

@@ -28,7 +28,7 @@ class ExchangeOp:
 
     kind : collective, such as `all_reduce`, or kind of message
     count : number of leading arguments that hold tensors
-    form : layout of the members' parts in these tensors: `FLAT`, `LISTS` or `OTHER`; empty if there are no parts
+    form : layout of the members' parts in these tensors; empty if there are no parts
     has_peer : True if an argument is the rank of the root, or of the sender or receiver of a message
     """
 
@@ -94,9 +94,7 @@ def exchange_of(signature: Signature) -> ExchangeOp | None:
 
 
 def is_functional(signature: Signature) -> bool:
-    """Return True if a collective is one of torch's functional collectives, whose result `wait_tensor` waits for; do
-    not call this for other operators.
-    """
+    """Return True if a collective is one of torch's functional collectives."""
     return namespace_of(signature) != "c10d"
 
 
@@ -109,9 +107,7 @@ def group_of(signature: Signature) -> GroupSpec | None:
 
 
 def peer_of(signature: Signature, exchange: ExchangeOp) -> int | None:
-    """Return the rank, within the group, of the root of a collective or of the other process of a message; None if
-    there is none.
-    """
+    """Return the rank, within the group, of the root of a collective or of the other process of a message."""
     if not exchange.has_peer:
         return None
     return next((leaf for leaf in signature.args[exchange.count :] if type(leaf) is int), None)
@@ -129,7 +125,6 @@ class Collective:
     ranks : global ranks of the group's members; empty if unknown
     rank, root : global rank of the caller and of the root, or None
     waits : True if the program waits for the end right after the call
-    size_bytes : size of the largest list of tensors among arguments and results
     """
 
     kind: str
@@ -183,11 +178,7 @@ WHOLE = frozenset({REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL, GATHER, SCATTER})
 
 
 def bus_factor(kind: str, ranks: int) -> float:
-    """Return bus bandwidth divided by algorithm bandwidth, as nccl-tests define them; 0 for a barrier.
-
-    Bus bandwidth can be compared with the capacity of a link, for any number of ranks. Source: NVIDIA nccl-tests,
-    doc/PERFORMANCE.md; gather and scatter as in its `gather_perf` and `scatter_perf`.
-    """
+    """Return bus bandwidth divided by algorithm bandwidth; source: NVIDIA nccl-tests, doc/PERFORMANCE.md."""
     factor = _FACTORS.get(SEND_RECV if kind in MESSAGES else kind)
     return 0.0 if factor is None else factor(ranks)
 

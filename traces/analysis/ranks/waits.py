@@ -1,8 +1,4 @@
-"""Waiting times of ranks: how long each rank computed, ran collectives, and waited for the last rank to arrive.
-
-No rank leaves a collective before the last one has arrived. So a rank waits from its own arrival to the arrival of the
-last rank; the time after that belongs to the collective.
-"""
+"""Waiting times of ranks: how long each rank computed, ran collectives, and waited for the last rank to arrive."""
 
 from __future__ import annotations
 
@@ -31,12 +27,9 @@ Integers = NDArray[np.int64]
 class RankWaits:
     """Tables of the times that ranks of a merged trace waited for each other in collectives.
 
-    ranks : one row for each rank; `share` is the share of its time span that it waited, `last` the number of
-        collectives at which it arrived last, `caused_ms` the time that others waited for it, `unknown` the number of
-        collectives without an end
+    ranks : one row for each rank
     pairs : one row for each pair of ranks, longest wait first
-    places : one row for each operation, group, size and source line, longest wait first; `waiting_ms` is the sum over
-        all ranks, `slowest` the rank that arrived last most often (-1 if unknown), `last` how often it did
+    places : one row for each operation, group, size and source line, longest wait first
     unmatched : number of calls of collectives without a matching call in another trace
     """
 
@@ -51,7 +44,6 @@ class RankWaits:
 
 
 def find_waits(path: Path, partial: bool = False, unbounded: bool = False) -> RankWaits:
-    """Return the times that ranks of a merged trace waited for each other; the trace is read once."""
     reader = TraceReader(path, unbounded)
     ranks = _read(reader)
     if reader.missing and not partial:

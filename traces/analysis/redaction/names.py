@@ -65,7 +65,6 @@ _OTHER_EXCEPTIONS = frozenset(("OutOfMemoryError", "AcceleratorError", "LinAlgEr
 
 
 def is_public_operator(op: str) -> bool:
-    """Return True for an operator of torch, or of an extension that anyone can install."""
     if op.startswith((*EXTENSIONS, HIGHER_ORDER)) or is_graph_launch(op):
         return True
     namespace, dot, _ = op.partition(".")
@@ -104,7 +103,7 @@ def optimizer_classes() -> frozenset[str]:
 
 
 def public_version(text: str) -> str:
-    """Return a version without the suffix of a private build (`2.6.0+acme` becomes `2.6.0`); "" for other texts."""
+    """Return a version without the suffix of a private build: `2.6.0+acme` becomes `2.6.0`."""
     number, plus, build = text.partition("+")
     if not VERSION.fullmatch(number):
         return ""
@@ -124,8 +123,6 @@ OPTIMIZER_LABEL = re.compile(r"Optimizer\.(step|zero_grad)#(\w+)\.(step|zero_gra
 
 
 class NameHasher:
-    """Hashes names with the salt of a redaction policy; public names and names that the policy keeps are not hashed."""
-
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._key = blake2b(policy.salt).digest()
@@ -136,7 +133,6 @@ class NameHasher:
         return f"x{blake2b(data, key=self._key, digest_size=DIGITS).hexdigest()}"
 
     def shift_ns(self) -> int:
-        """Return a time of up to thirty years by which all start times are shifted; it depends on the salt only."""
         day = int.from_bytes(blake2b(b"clock", key=self._key, digest_size=8).digest(), "big")
         return day % (30 * 365 * 86_400 * 10**9)
 
@@ -165,10 +161,6 @@ class NameHasher:
         return self._parts(stem, "/", lambda part: False) + suffix
 
     def line(self, file: str, line: int) -> int:
-        """Return a replacement for a line number, because line numbers would identify a public file.
-
-        The same line of the same file always has the same replacement.
-        """
         if self._policy.keeps(FILES) or not line:
             return line
         return 1 + int(self.word(f"{file}:{line}")[1:], 16) % MOST_LINES
@@ -181,11 +173,6 @@ class NameHasher:
         return f"{self.file(file)}:{self.line(file, line)} {self.function(function)}"
 
     def operator(self, op: str, kind: str = "") -> str:
-        """Return an operator's name in which parts that belong to the program are hashed, such as the name of a
-        function of the program that was recorded with `--grip`.
-
-        kind : kind of the signature, such as `FUNCTION`
-        """
         if is_public_operator(op):
             return op
         if kind == FUNCTION and not op.startswith(HIGHER_ORDER):
@@ -229,7 +216,6 @@ class NameHasher:
         return self.word(text)
 
     def device(self, name: str) -> str:
-        """Return a device's name; the name of a third-party backend becomes `privateuseone` with the device's index."""
         if DEVICE.fullmatch(name):
             return name
         number = re.search(r":[0-9]{1,4}$", name)
@@ -249,7 +235,6 @@ class NameHasher:
         return self.word(text)
 
     def equation(self, text: str) -> str:
-        """Return an equation of `einsum` with its letters replaced by a, b, c, ... in order of occurrence."""
         if not EINSUM.fullmatch(text):
             return self.text(text)
         letters = dict.fromkeys(letter for letter in text if letter.isalpha())
@@ -290,7 +275,6 @@ class NameRule:
 
     why : reason why a name of this kind can be kept unhashed, for the report
     kept_by : kind of content; if the policy's `keep` contains it, all names of the rule are kept
-    label : name of the kind in the report; empty to use the name of the record's field
     """
 
     redact: Callable[[NameHasher, Any], Any]

@@ -41,14 +41,13 @@ class Policy:
 
 
 def check_kept(kinds: tuple[str, ...]) -> frozenset[str]:
-    """Return kinds of content as a set. Raises `UserError` if one of them is not in `KINDS`."""
     if unknown := [kind for kind in kinds if kind not in KINDS]:
         raise UserError(f"--keep {unknown[0]}: unknown kind of content", f"choose from {', '.join(KINDS)}")
     return frozenset(kinds)
 
 
 def salt_of(path: Path) -> bytes:
-    """Return the salt from a file; a missing file is created with a random salt, readable only by its owner."""
+    """Return the salt in a file; a missing file is created with a random salt."""
     if path.exists():
         return _read_salt(path)
     part, salt = partial_path(path), secrets.token_bytes(SALT_BYTES)
@@ -94,11 +93,6 @@ class Remaining:
 
 @dataclass(slots=True)
 class RedactionReport:
-    """Report of the texts and numbers that a redacted trace keeps, and of the hashes that replace others.
-
-    others : number of texts and numbers that are counted but not listed
-    """
-
     counts: Counter[Remaining] = field(default_factory=Counter)
     others: int = 0
     hashes: set[str] = field(default_factory=set)

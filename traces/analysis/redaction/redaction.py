@@ -1,8 +1,4 @@
-"""Redaction of a trace record by record, in a finished file or during a capture.
-
-Each field is redacted as its type declares (`traces/schema/privacy.py`). This module adds what a declaration cannot
-express: names that depend on other fields or earlier records.
-"""
+"""Redaction of a trace record by record, in a finished file or during a capture."""
 
 from __future__ import annotations
 
@@ -98,8 +94,6 @@ def fields_to_redact(cls: Any) -> list[tuple[str, Privacy | None, Any]]:
 
 
 class Redactor:
-    """Redacts each field of a record, and each argument, by the privacy rule that is declared for it."""
-
     def __init__(self, policy: Policy, names: NameHasher, report: RedactionReport | None) -> None:
         self._keeps_scalars, self._keeps_values = policy.keeps(SCALARS), policy.keeps(VALUES)
         self._keeps_labels = policy.keeps(LABELS)
@@ -285,7 +279,6 @@ class Redactor:
 
 
 def default_integer(value: int) -> int:
-    """Limit an integer to the range from `-LARGEST_VALUE` to `LARGEST_VALUE`."""
     return max(-LARGEST_VALUE, min(LARGEST_VALUE, value))
 
 
@@ -313,9 +306,7 @@ def argument_name(op: str, place: int | str) -> tuple[str, str]:
 
 
 def range_images(signature: Signature) -> dict[int | str, int | float]:
-    """Return numeric arguments for a call of `arange` or `range` with which its result starts at 0 and has as many
-    elements as before; empty for other calls.
-    """
+    """Return arguments for `arange` or `range` with which its result starts at 0 and has as many elements as before."""
     places: list[tuple[int | str, Any]] = [*enumerate(signature.args), *signature.kwargs.items()]
     numbers = {argument_name(signature.op, place)[0]: (place, value) for place, value in places}
     output, (_, step) = signature.outputs, numbers.get("step", (None, 1))
@@ -369,10 +360,6 @@ class TableRedactor(NamedTuple):
     report: RedactionReport | None
 
     def table(self, value: object, table: Table, field: str) -> dict[str, Any]:
-        """Redact a dictionary by the rules in `table`; entries without a rule, or that must be removed, are left out.
-
-        field : name of the record's field in the report; with `header`, a key is reported as `header.KEY`
-        """
         redacted: dict[str, Any] = {}
         for name, item in value.items() if isinstance(value, dict) else ():
             is_device = DEVICE_KEY in table and DEVICE.fullmatch(str(name)) is not None
@@ -483,10 +470,7 @@ KERNEL = re.compile(r"[\w<>:,&*\[\]() =.~#{}-]{1,4096}")
 
 
 class Redaction:
-    """Redacts the records of one trace in file order.
-
-    Unless the policy keeps values, arguments lose their value models, and a replay draws an operator's default values.
-    """
+    """Redacts the records of one trace in file order."""
 
     def __init__(self, policy: Policy, report: RedactionReport | None = None) -> None:
         self.policy = policy
@@ -498,12 +482,10 @@ class Redaction:
 
     @property
     def custom_operators(self) -> list[str]:
-        """Names of operators that are not hashed, although not everybody can install their extension."""
         operators = (op for op, kind in self._kinds.items() if kind != FUNCTION and not op.startswith(REGION))
         return [op for op in operators if not is_public_operator(op) and not self.names.hides(op)]
 
     def records(self, record: Record) -> list[Record]:
-        """Return a list with the redacted record; it is empty for removed value models and unknown types of records."""
         name = RECORD_NAMES.get(type(record))
         if name is None:
             return []
@@ -605,7 +587,6 @@ class RedactedFile:
 def redact(
     path: str | Path, output: Path, policy: Policy, force: bool = False, partial: bool = False, unbounded: bool = False
 ) -> RedactedFile:
-    """Write a redacted copy of a trace; memory grows with its signatures, not with its calls."""
     reader = TraceReader(path, unbounded)
     report = RedactionReport()
     redaction = Redaction(policy, report)

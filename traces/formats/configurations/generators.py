@@ -33,7 +33,6 @@ class Arguments:
 class ArgumentDraw:
     """Inputs to the generators of one case's arguments.
 
-    chance : random number generator for this case; its numbers do not depend on other cases
     number_of : function that registers a value model and returns its number for `TensorSpec`
     """
 
@@ -80,7 +79,6 @@ def generate(entry: dict[str, Any], draw: ArgumentDraw) -> Arguments:
 
 
 def argument(form: Any, draw: ArgumentDraw) -> Any:
-    """Return the argument that a JSON object of a configuration describes. Raises `ValueError` if it is invalid."""
     if not isinstance(form, dict):
         raise ValueError(f"an argument is not a JSON object: {reprlib.repr(form)}")
     kind = form.get("type")
@@ -115,10 +113,6 @@ def _tensor(form: dict[str, Any], draw: ArgumentDraw) -> TensorSpec:
 
 @lru_cache(maxsize=1024)
 def value_model(dtype: torch.dtype, count: int, is_array: bool) -> ValueModel | None:
-    """Return the value model for a tensor of `count` elements, or None for an empty tensor or an unsupported dtype.
-
-    is_array : True if the tensor has dimensions; its floats are then from 0 to 1, otherwise from -10 to 10
-    """
     if not count:
         return None
     if dtype == torch.bool:

@@ -26,9 +26,7 @@ class Listed(ValueChoices):
 
 
 def combinations(parts: Sequence[ValueChoices]) -> ValueChoices:
-    """Return all lists that consist of one value of each sequence; the value of the last sequence varies fastest.
-    Raises `ValueError` if there are more than `MOST` combinations.
-    """
+    """Return all lists that consist of one value of each sequence; the value of the last sequence varies fastest."""
     count = 1
     for part in parts:
         count *= part.count

@@ -1,8 +1,4 @@
-"""Determines the operators that a module, function or named model calls, by running it on meta tensors.
-
-A file names what runs and gives its arguments. Only classes of `torch.nn`, torch's overridable tensor functions, and
-`MODELS` may run.
-"""
+"""Determines the operators that a module, function or named model calls, by running it on meta tensors."""
 
 from __future__ import annotations
 
@@ -61,7 +57,6 @@ class Bottleneck(nn.Module):
         self.activation = nn.ReLU(inplace=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (N, inner, H, W) to (N, 4 * width, H / stride, W / stride)."""
         y: Tensor = self.body(x)
         y += self.shortcut(x)
         result: Tensor = self.activation(y)
@@ -110,14 +105,13 @@ class Recorded:
 
 
 class TooManyCalls(ValueError):
-    """Raised if an untrusted configuration makes more calls than allowed."""
+    pass
 
 
 class MetaRecording:
     """Runs modules and functions on meta tensors and returns the operators that they call.
 
     device : device that the recorded calls name instead of `meta`
-    unbounded : True to allow any number of calls, for trusted files
     """
 
     def __init__(self, device: str, unbounded: bool = False) -> None:
@@ -126,11 +120,9 @@ class MetaRecording:
         self._calls = 0
 
     def module(self, name: str, build: Arguments, arguments: Arguments) -> Iterator[Recorded]:
-        """Yield the operators that the forward pass of a module calls. Raises `ValueError` if the module cannot be
-        built or run.
+        """Yield the operators that the forward pass of a module calls.
 
         build : arguments of the module's constructor
-        arguments : arguments of the forward pass
         """
         with self._running() as watch:
             args, kwargs = on_meta((build.args, build.kwargs))
@@ -142,7 +134,6 @@ class MetaRecording:
         yield from watch.calls
 
     def function(self, name: str, arguments: Arguments) -> Iterator[Recorded]:
-        """Yield the operators that a function calls. Raises `ValueError` if it is unknown, or rejects its arguments."""
         with self._running() as watch:
             args, kwargs = on_meta((arguments.args, arguments.kwargs))
             check_pieces(name, (args, kwargs))
@@ -235,7 +226,6 @@ class _Watch(TorchDispatchMode):
 
 
 def check_pieces(name: str, arguments: Any) -> None:
-    """Raise `ValueError` if `name` is a function that splits tensors, and an argument is a number above `PIECES`."""
     if CUTTING.fullmatch(name) and any(type(leaf) is int and leaf > PIECES for leaf in leaves(arguments)):
         raise ValueError(f"the function splits a tensor into more than {PIECES:,} pieces")
 

@@ -68,7 +68,6 @@ class SectionEntry:
 
     form : JSON object with `args` and `kwargs`; None for a missing `build` section
     weight : number of values in the entry as written, which measures the cost of generating its arguments
-    repeats : number of calls of the case
     """
 
     form: dict[str, Any] | None
@@ -116,10 +115,6 @@ def _entries(form: Any, expand: Expand) -> ValueChoices:
 
 
 def plan_of(operators: Mapping[str, Any], losses: Losses) -> ValueChoices:
-    """Return the cases of all operators in file order: each entry of `build` with each entry of `input`.
-
-    losses : receives operators whose entries cannot be read
-    """
     return chain([part for op, info in operators.items() for part in _made(op, losses, _cases_of, op, info, losses)])
 
 
@@ -267,11 +262,10 @@ CODES: dict[str, dict[int, Any]] = {
 
 
 def calls_of(name: str, build: Arguments | None, arguments: Arguments, recording: MetaRecording) -> Iterator[Recorded]:
-    """Yield the operators that one case of a configuration calls. Raises `ValueError` if the arguments do not fit the
-    operator, function or module.
+    """Yield the operators that one case of a configuration calls.
 
     name : name of an operator, function, module or known model, such as `aten::add`, `torch.add` or `torch.nn.Linear`
-    build : arguments of a module's constructor, or an operator's schema as text; None if the file has neither
+    build : arguments of a module's constructor, or an operator's schema as text
     """
     if name in module_names():
         yield from recording.module(name, build or Arguments(), arguments)
@@ -346,11 +340,7 @@ SYMBOLIC = "SymInt"  # the dispatcher's type of integers, which TorchScript call
 
 
 def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:
-    """Write operators in alphabetical order, with a configuration per overload and an entry per list of arguments.
-
-    The `build` section holds the operator's schema, and the entry all arguments in order, including defaults, as PARAM
-    requires. The number of calls is written as `count`, which PARAM ignores.
-    """
+    """Write operators in alphabetical order, with a configuration per overload and an entry per list of arguments."""
     signatures = {signature.number: signature for signature in trace.signatures}
     own = trace.own_calls
     # by name, schema and arguments: signatures that differ only in metadata that the format lacks share an entry

@@ -45,10 +45,7 @@ MOST_LABEL = 1 << 16  # maximum number of characters of a label
 
 @dataclass(slots=True)
 class NodeStorages:
-    """Unique numbers of storages, for an execution trace that uses the numbers of freed storages again.
-
-    The methods take the numbers of a storage and a tensor in the file, and return the storage's unique number.
-    """
+    """Unique numbers of storages, for an execution trace that uses the numbers of freed storages again."""
 
     _numbers: dict[int, int] = field(default_factory=dict)
     _tensors: dict[int, set[int]] = field(default_factory=dict)
@@ -68,7 +65,6 @@ class NodeStorages:
         return self._numbers[storage]
 
     def fresh(self, storage: int, tensor: int) -> int:
-        """Return a new unique number, for a storage that was just allocated."""
         if not storage:
             return NO_STORAGE
         self._numbers[storage] = number = self._next
@@ -304,10 +300,7 @@ def parse_ranges(text: str) -> dict[int, Range]:
 
 
 def model_of(span: Range, spec: TensorSpec) -> ValueModel | None:
-    """Return a value model for a tensor whose values lie in a range, or None if no value model applies.
-
-    span : smallest and largest value
-    """
+    """Return a value model for a tensor whose values lie in a range."""
     low, high = span
     whole = type(low) is int and type(high) is int
     model: ValueModel

@@ -1,11 +1,6 @@
-"""Chakra execution traces: length-prefixed protobuf messages, the first with facts about the file and then one per
-node.
+"""Chakra execution traces: length-prefixed protobuf messages, the first with facts about the file, then one per node.
 
-Chakra's converter makes them for simulators, from execution traces linked to a profile. Inputs and outputs are text in
-Python's notation. Source: Chakra's `et_def.proto`; `SCHEMA` holds the part that is read and written here.
-
-Chakra's `jsonizer` writes the messages as JSON objects. Workload graphs for its simulators, also in JSON, have names
-and durations of nodes but no arguments, so they contain no calls for a trace.
+Source: Chakra's `et_def.proto`; `SCHEMA` holds the part that is read and written here.
 """
 
 from __future__ import annotations
@@ -97,10 +92,6 @@ def message_classes() -> dict[str, Any]:
 
 
 def recognizes(head: Head) -> bool:
-    """Return True if a file begins with a message that has only a version and attributes, as Chakra's metadata does.
-
-    This does not need the package protobuf, so that reading the file can report that it is missing.
-    """
     try:
         length, start = read_varint(head.start, 0)
         end, is_metadata = start + length, 0 < length <= len(head.start) - start
@@ -206,9 +197,6 @@ def _with_parts_inside(node: Node, first_parts: dict[tuple[int, str], int]) -> N
 
 
 def node_from_message(message: Any) -> Node:
-    """Return the node of a protobuf message; if its inputs or outputs are invalid, they are empty and `fault` is the
-    reason. Raises `FormatError` for an invalid number or time.
-    """
     attributes = {item.name: _value_of(item) for item in message.attr}
     number, parent = node_number(message.id), node_number(message.ctrl_deps[0]) if message.ctrl_deps else 0
     schema = _text_attribute(attributes, "op_schema")
@@ -247,9 +235,7 @@ def _port(message: Any, strides: Any) -> Port:
 
 
 def parse_list(text: str) -> list[Any]:
-    """Parse a list or tuple of plain Python values and further lists and tuples, which all become lists. An empty text
-    is `[]`. Raises `FormatError` for any other text.
-    """
+    """Parse a list or tuple of plain Python values; tuples become lists."""
     if not text:
         return []
     if len(text) > MOST_TEXT:
@@ -289,11 +275,6 @@ def _number_attribute(attributes: dict[str, Any], name: str) -> int:
 
 
 def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:
-    """Write the nodes of a trace's calls, and of the threads, phases, modules and labels around them.
-
-    A call depends on the nodes that created or last wrote the memory of its arguments, and on the previous node of its
-    thread.
-    """
     classes = message_classes()
     header = trace.header
     pid = header.get("pid")

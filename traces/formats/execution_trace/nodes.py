@@ -50,10 +50,9 @@ def time_us(value: Any) -> float | None:
 class Port:
     """Inputs or outputs of a node: four lists of equal length, whose contents are not checked.
 
-    values : numbers, strings and lists of these; a tensor is `[tensor, storage, offset, elements, item size, device]`
-    shapes : shapes of tensors; empty for other values
+    values : a tensor is `[tensor, storage, offset, elements, item size, device]`
     types : such as `Tensor(float)`, `Int`, `GenericList[Int,Int]`
-    strides : strides of tensors, in the form of `shapes`; None in files before schema 1.1.1
+    strides : strides of tensors; None in files before schema 1.1.1
     """
 
     values: list[Any]
@@ -70,12 +69,10 @@ class Node:
     parent : number of the enclosing node; a process is its own parent
     schema : operator schema as torch writes it; empty for other nodes
     scope : code of the node's source, such as `USER_SCOPE`
-    backend : backend that compiled the kernel for torch.compile, such as `triton`; empty for other nodes
     record : number of the call, shared by all parts that Chakra splits an operator into; 0 if unknown
     start_us : start time if a profiler's times were linked to the trace, else None
     own_us : duration without the nodes inside it
-    ranges : JSON object with the least and largest value of tensor inputs, by index among the tensors; may be empty
-    stream : stream of the device for a kernel; None for work on the host
+    ranges : JSON object with the least and largest value of tensor inputs, by index among the tensors
     fault : reason why the rest of the node cannot be read; empty if it can
     """
 
@@ -142,10 +139,7 @@ class NodeSpan:
 
 @dataclass(slots=True)
 class Tree:
-    """Tree of all nodes in a file, without their arguments.
-
-    A node is a call if a capture would record it: an operator that the dispatcher runs below autograd. A composite
-    operator is replaced by the operators that it calls, and nodes inside a call are part of it.
+    """Tree of all nodes in a file, without their arguments; it selects the nodes that a capture would record as calls.
 
     without_parent : number of operators that do not name an enclosing node
     """
@@ -181,7 +175,7 @@ class Tree:
             self._roots.add(node.number)
 
     def close(self) -> None:
-        """Compute the times, phases and modules of all nodes; called after the last node was added."""
+        """Compute the times, phases and modules of all nodes, after the last node was added."""
         before: dict[int, float] = {}
         for number in sorted(self._entries):
             entry = self._entries[number]

@@ -1,8 +1,4 @@
-"""Reader and writer of PyTorch execution traces: JSON of torch's `ExecutionTraceObserver`, schemas 1.0.1 to 1.1.1.
-
-A node is an operator, a label around other nodes, or a thread. Chakra's `trace_link` adds times and kernels from a
-profile to the file.
-"""
+"""Reader and writer of PyTorch execution traces: JSON of torch's `ExecutionTraceObserver`, schemas 1.0.1 to 1.1.1."""
 
 from __future__ import annotations
 
@@ -39,9 +35,6 @@ def recognizes(head: Head) -> bool:
 
 
 def read(file: ForeignFile) -> Iterator[Record]:
-    """Yield the records of a trace with the calls that a capture would have recorded, and the program's labels. Raises
-    `Damage` after the last record of a cut file; the observer leaves such a file if the program crashes.
-    """
     facts: dict[str, Any] = {}
     cuts: list[str] = []
     yield from calls_of(NAME, facts, _nodes_of(file, facts, cuts), file.losses)
@@ -83,7 +76,6 @@ def _facts(name: str, value: Any) -> dict[str, Any]:
 
 
 def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:
-    """Write the nodes of a trace's calls, and of the threads, phases, modules and labels around them, one per line."""
     pid, time = trace.header.get("pid"), trace.header.get("time")
     head = {
         "schema": SCHEMA_VERSION,
@@ -103,9 +95,6 @@ def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:
 
 
 def node_from_json(form: Any) -> Node:
-    """Return the node of a JSON object of any schema version; if its contents are invalid, they are left out and
-    `fault` is the reason. Raises `FormatError` for an invalid number, parent, name or schema.
-    """
     if not isinstance(form, dict):
         raise FormatError(f"a node is not a JSON object: {str(form)[:60]}")
     attributes = _attributes(form)
@@ -170,7 +159,7 @@ def _text(value: Any) -> str:
 
 
 def node_to_json(node: Node) -> dict[str, Any]:
-    """Return the JSON object of a node in schema 1.1.1, with times and kernels in the form of Chakra's `trace_link`."""
+    """Return the JSON object of a node in schema 1.1.1."""
     attributes = [
         ("rf_id", "uint64", node.number),
         ("fw_parent", "uint64", 0),

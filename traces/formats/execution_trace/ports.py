@@ -69,12 +69,6 @@ class KnownStrides:
 
 
 def decode_port(port: Port, kinds: Sequence[str], strides: KnownStrides) -> PortValues:
-    """Return the decoded inputs or outputs of a node. Raises `ValueError`, `TypeError`, `IndexError`, `RuntimeError` or
-    `OverflowError` if they are invalid.
-
-    kinds : types of the inputs or outputs in the operator's schema, such as `ScalarType?`; the last ones may be missing
-    strides : known strides of views, used if the file has no strides
-    """
     lists = (port.values, port.shapes, port.types)
     own_strides = port.strides if port.strides is not None else [None] * len(port.values)
     values = PortValues([])
@@ -202,9 +196,8 @@ class NodeNumbers:
         return self.last
 
     def of(self, spec: TensorSpec, storage: int) -> tuple[int, int]:
-        """Return the numbers of a tensor and of its storage in the file; equal views of a storage are the same tensor.
-
-        storage : number of the storage in the trace
+        """Return the numbers of a tensor and of its storage in the file; equal views of a storage are the same
+        tensor.
         """
         if storage == NO_STORAGE:
             return self.new(), self.new() if spec.stride is not None else 0
@@ -232,7 +225,7 @@ class PortItem(NamedTuple):
 class Encoder:
     """Converts the arguments and results of one call to the inputs and outputs of a node.
 
-    storages : storages of the call's tensors in the trace, arguments first; may be incomplete
+    storages : storages of the call's tensors in the trace, arguments first
     range_of : returns the smallest and largest value of a tensor, or None if unknown
     lose : called with a description of each value that a node cannot hold
     ranges : smallest and largest value of each encoded tensor, by index of the tensor

@@ -181,9 +181,7 @@ class _Writer:
 
 
 def arguments_in_order(signature: Signature) -> tuple[str, SchemaText, list[Any]]:
-    """Return an operator's schema, as text and parsed, and the value of each parameter in the order of the schema.
-    Raises `NotWritten` if torch does not know the operator, or the operator does not accept these arguments.
-    """
+    """Return an operator's schema, as text and parsed, and the value of each parameter in the order of the schema."""
     text, schema, defaults = _schema(signature.op)
     names = [parameter.name for parameter in schema.parameters]
     if len(signature.args) > len(names) or not set(signature.kwargs) <= set(names):
@@ -207,10 +205,6 @@ def _schema(op: str) -> tuple[str, SchemaText, dict[str, Any]]:
 
 
 def range_of(model: ValueModel | None, spec: TensorSpec) -> Range | None:
-    """Return the smallest and largest value that a value model can draw for a tensor of integers or booleans.
-
-    None for other dtypes, and for a model without bounds.
-    """
     if model is None or spec.dtype.is_floating_point or spec.dtype.is_complex:
         return None
     bounds: list[Any] = []

@@ -1,8 +1,4 @@
-"""Reader of an ONNX model as the trace of one run: each node becomes equivalent calls of aten operators.
-
-Shapes come from onnx's shape inference. Weights are not read. Small constants are read, because they can be sizes,
-indices or scales that decide what a call does.
-"""
+"""Reader of an ONNX model as the trace of one run: each node becomes equivalent calls of aten operators."""
 
 from __future__ import annotations
 

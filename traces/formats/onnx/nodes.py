@@ -1,9 +1,4 @@
-"""Nodes of an ONNX graph with their shapes and constants, inlining of a model's functions, and computation of sizes.
-
-Exporters write a reshape to half of another tensor's length as nodes that take the length, halve it and make a list of
-it. onnx's inference over a whole model can evaluate few of these nodes, and an untrusted model could make its shapes
-grow exponentially. So nodes are inferred one by one here.
-"""
+"""Nodes of an ONNX graph with their shapes and constants, inlining of a model's functions, and computation of sizes."""
 
 from __future__ import annotations
 
@@ -98,7 +93,7 @@ def _range(inputs: list[Numbers], attributes: Mapping[str, Any]) -> Numbers:
 def _full(inputs: list[Numbers], attributes: Mapping[str, Any]) -> Numbers:
     count = prod(inputs[0])
     if len(inputs[0]) > 1 or not 0 <= count <= MOST_ELEMENTS:
-        raise ValueError(f"a constant whose shape is not one size up to {MOST_ELEMENTS:,}")
+        raise ValueError(f"a constant that has several dimensions, or more than {MOST_ELEMENTS:,} elements")
     return [(attributes.get("value") or [0.0])[0]] * count
 
 
@@ -152,11 +147,7 @@ class _TooMany(ValueError):
 
 
 def inlined(model: Any, losses: Losses) -> Any:
-    """Return the model with the calls of its functions replaced by the functions' nodes.
-
-    If the result would exceed the limits, or onnx fails, the model keeps the calls but loses the functions; the calls
-    are then counted as nodes without an operator.
-    """
+    """Return the model with the calls of its functions replaced by the functions' nodes, if that is possible."""
     functions = {_key(item, item.name): item for item in model.functions}
     try:
         _check(model.graph.node, functions)
@@ -218,7 +209,6 @@ class OnnxCall:
     """A call of an aten operator that computes a node or a part of a node.
 
     op : aten operator with its overload, such as `add.Tensor`
-    outputs : one tensor, a tuple, or a list of tensors
     """
 
     op: str
@@ -280,15 +270,14 @@ class OnnxNode:
         return self.inputs[index] if index < len(self.inputs) else None
 
     def get(self, name: str, default: Any) -> Any:
-        """Return an attribute, or `default` if it is missing. Raises `NoOperator` if their types differ."""
         value = self.attributes.get(name, default)
         if type(value) is not type(default) and not (value is None or default is None):
             raise NoOperator(f"its attribute {name} has the type {type(value).__name__}, not {type(default).__name__}")
         return value
 
     def numbers(self, name: str, index: int) -> list[Any] | None:
-        """Return the numbers in attribute `name` (older ONNX versions) or input `index` (newer ones); None if missing.
-        Raises `NoOperator` if the input is not constant.
+        """Return the numbers in attribute `name` (older ONNX versions) or input `index` (newer ones); None if
+        missing.
         """
         if name in self.attributes:
             value = self.attributes[name]

@@ -1,8 +1,4 @@
-"""Conversion of each ONNX operator to the aten operators that compute it.
-
-A node becomes one call if torch has an operator for it, and several calls if it combines steps, such as padding or a
-product with a sum, that torch has as separate operators.
-"""
+"""Conversion of each ONNX operator to the aten operators that compute it."""
 
 from __future__ import annotations
 
