@@ -23,7 +23,6 @@ class CountDifference:
     """An operator whose calls torch and a trace count differently.
 
     op : operator without its overload, such as `aten::add`
-    explained : known reason for the difference, or None
     """
 
     op: str
@@ -33,12 +32,7 @@ class CountDifference:
 
 
 def audit(trace: str | Path, steps: Callable[[], object]) -> list[CountDifference]:
-    """Run `steps` under torch's profiler; return the operators whose calls the profiler counts differently from
-    `trace`.
-
-    An operator that another operator calls counts only if the trace lacks the outer one. Operators that run while a
-    tensor is printed do not count, because torch turns dispatch modes off meanwhile.
-    """
+    """Return the operators whose calls torch's profiler counts differently from `trace` while it runs `steps`."""
     trace_counts = count_calls(trace)
     names = {form_of(name) for name in trace_counts}
     # hide the profiler's messages
@@ -76,10 +70,7 @@ def form_of(name: str) -> str:
 
 
 def count_calls(trace: str | Path) -> Counter[str]:
-    """Return the number of calls of each operator in a trace, all overloads together, by names such as `aten::add`.
-
-    Calls on meta and fake tensors count too, because torch also reports them.
-    """
+    """Return the number of calls of each operator in a trace, all overloads together, by names such as `aten::add`."""
     names: dict[int, str] = {}
     calls: Counter[int] = Counter()
     counts: Counter[str] = Counter()

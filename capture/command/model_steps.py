@@ -64,10 +64,7 @@ def check_capture(args: argparse.Namespace, device: str | None = None) -> None:
 
 
 def build(args: argparse.Namespace, reporter: Reporter) -> ModelProgram:
-    """Seed torch with `--seed`, and build the model that the options select.
-
-    If the model has a fixed number of steps, as `opinfo:all` has, `args.steps` is set to it and `args.warmup` to 0.
-    """
+    """Seed torch with `--seed`, and build the model that the options select."""
     source = source_of(args.model)
     refuse_options(args, OPTIONS, source.lacks, source.hint)
     torch.manual_seed(args.seed)
@@ -110,12 +107,7 @@ def capture_of(program: ModelProgram, args: argparse.Namespace) -> Capture:
 
 
 def capture_steps(capture: Capture, program: ModelProgram, args: argparse.Namespace, reporter: Reporter) -> None:
-    """Run the warm-up steps and the recorded steps, then end the capture.
-
-    During the last warm-up steps, the capture examines new signatures without recording calls.
-
-    Raises `UserError` if a step fails, or if no operator is called; no trace is written then.
-    """
+    """Run the warm-up steps and the recorded steps, then end the capture."""
     total, learned = args.warmup + args.steps, capture.schedule.warmup
     doing = f"running {args.warmup} warm-up and {counted(args.steps, 'recorded step')}"
     if program.steps is not None:
@@ -142,12 +134,7 @@ def capture_steps(capture: Capture, program: ModelProgram, args: argparse.Namesp
 def warm_up(
     program: ModelProgram, args: argparse.Namespace, advance: Callable[[], None] = lambda: None, learned: int = 0
 ) -> list[Any]:
-    """Run the warm-up steps except the last `learned` ones; return the inputs of all remaining steps.
-
-    The inputs are generated here so that their generation is not captured.
-
-    learned : number of warm-up steps that the caller runs under the capture
-    """
+    """Run the warm-up steps except the last `learned` ones; return the inputs of all remaining steps."""
     for _ in range(args.warmup - learned):
         run_step(program, program.inputs())
         advance()
@@ -186,22 +173,10 @@ OF_MODULES = ("run", "warmup", "steps", "autocast")
 def capture(model: str | nn.Module, output: str | Path, inputs: Any = None, **options: Any) -> Trace:
     """Run steps of a model, record them in a trace file, and return the trace.
 
-    ::
-
-        trace = capture(model, "unet.jsonl", torch.rand(8, 3, 64, 64), run="train", steps=3)
-        trace = capture("faster-rcnn_r50_fpn_1x_coco.py", "faster_rcnn.jsonl", input_size="320x320")
-
     model : a module, or a model source as for `opcapture --model`
-    output : path of the trace file
     inputs : inputs of a module: a tensor, a tuple of positional inputs, or a dictionary; each step gets copies
     options : options of `opcapture --help` by their long names, with `_` in place of `-`; a list for options that take
-        several values. Options that print tables, and options for recording a running program, are not accepted. For a
-        module, options that say how to build a model are refused. With `run="train"`, the module's parameters change.
-        The module's training mode is restored
-
-    Raises TypeError if an option is unknown.
-
-    Raises `UserError` if a value is invalid, the model cannot be built or fails, or the trace cannot be written.
+        several values
     """
     excluded = (*OF_COMMAND, "model", "output")
     with in_words_of_python(), warnings.catch_warnings():

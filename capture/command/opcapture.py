@@ -257,7 +257,6 @@ def _measure() -> tuple[float, float]:
 
 
 def _measure_block(boxes: torch.Tensor) -> tuple[float, float]:
-    """Return, in ns, the time that a capture adds to a call of a small operator, and to the time between two calls."""
     plain = [_time(boxes) for _ in range(ROUNDS)]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "loop.jsonl"

@@ -24,10 +24,7 @@ FOR_GROUPS_S = 0.1
 
 
 def check_script(arguments: Sequence[str]) -> None:
-    """Raise `UserError` unless the arguments name a module, or a script that exists.
-
-    arguments : the arguments that `python` would get: a file, or `-m` and a module, then the script's arguments
-    """
+    """Raise `UserError` unless the arguments name a module, or a script that exists."""
     if arguments[:1] == ["-m"] and len(arguments) > 1:
         return
     if not arguments or arguments[0].startswith("-"):
@@ -52,15 +49,10 @@ def run_script(
 ) -> int:
     """Run a script or module, and return the exit status that `python` would have.
 
-    An exception that ends the script, except `SystemExit`, is reported by `sys.excepthook`; `KeyboardInterrupt` is
-    raised again.
-
-    arguments : as in `check_script`
+    arguments : the arguments that `python` would get: a file, or `-m` and a module, then the script's arguments
     compiled : function that takes the source and the path of a script file and returns its code; None for Python's own
         `compile`
-    ended_in : called with an exception that ends the script, such as `SystemExit`, but not with `KeyboardInterrupt`
-
-    Raises `UserError` if the script cannot be started.
+    ended_in : called with an exception that ends the script, such as `SystemExit`
     """
     before = list(sys.argv), list(sys.path)
     # keeps the script's objects, or the error whose frames hold them, alive as long as the script's threads

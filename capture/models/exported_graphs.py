@@ -1,9 +1,4 @@
-"""Models exported as graphs: programs saved by `torch.export.save`, and samples of GraphNet.
-
-A GraphNet sample is a folder with the generated class `GraphModule` in `model.py`, and in `weight_meta.py` a class for
-each parameter of its `forward` with `name`, `shape`, `dtype`, `device` and either `data` or statistics of its values.
-Loading either runs code from the file.
-"""
+"""Models exported as graphs: programs saved by `torch.export.save`, and samples of GraphNet."""
 
 from __future__ import annotations
 

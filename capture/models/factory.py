@@ -30,10 +30,6 @@ SIZES = ("batch_size", "input_size", "sequence_length")
 def load_factory(text: str, options: ModelOptions, source: str = "") -> ModelProgram:
     """Build the program of a model that a factory makes.
 
-    The factory returns a module and its inputs: a tensor, a tuple of positional inputs, or a dictionary. With the
-    setting `input_size`, it may return only a module. The settings `batch_size`, `input_size`, `sequence_length` and
-    `run` are passed to parameters with these names.
-
     text : `package.module:factory` or `path/to/file.py:factory`
     source : the name that the user gave to the model, if it is not `text`
     """
@@ -57,7 +53,6 @@ def program_of(
 
     inputs : a tensor, a tuple of positional inputs, or a dictionary
     run : `predict`, `loss` or `train`
-    details : further fields for the trace's header
     """
     if run not in RUNS_OF_ALL:
         raise UserError(f"--run {run} does not apply to a module", f"choose {listed(RUNS_OF_ALL)}")
@@ -199,11 +194,7 @@ def train_step(
 
 
 def total_loss(output: Any) -> torch.Tensor:
-    """Return the loss in the output of a model: a tensor, an object with `loss`, or a dictionary of losses.
-
-    A tensor of several elements is averaged. In a dictionary, all losses that require a gradient are averaged and then
-    added.
-    """
+    """Return the loss in the output of a model: a tensor, an object with `loss`, or a dictionary of losses."""
     if isinstance(getattr(output, "loss", None), torch.Tensor):
         output = output.loss
     if isinstance(output, Mapping):

@@ -143,10 +143,7 @@ INSTALL = (
 
 
 def load_config_model(text: str, options: ModelOptions) -> ModelProgram:
-    """Build the program of the model in an OpenMMLab config, with random weights unless a checkpoint is given.
-
-    Nothing is downloaded: pretrained weights that the config names are ignored.
-    """
+    """Build the program of the model in an OpenMMLab config, without downloading weights."""
     if not text.endswith(SUFFIXES) and not Path(text).is_file():
         raise _no_model(text)
     path = find_config(text)

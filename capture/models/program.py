@@ -45,7 +45,6 @@ class ModelProgram:
     """A model with its inputs and the function that runs one step of it.
 
     name : short name, suitable for a file name
-    model : module to which module paths in the trace are relative
     inputs : function that returns a new copy of the inputs of one step, always with the same values
     steps : number of steps, without warm-up; None to take it from the options
     finish : function called after all steps, which returns lines to print
@@ -61,10 +60,7 @@ class ModelProgram:
 
 
 def under_autocast(program: ModelProgram, dtype: str | None) -> ModelProgram:
-    """Return a program that runs its model under `torch.autocast`, but not its backward pass and optimizer.
-
-    dtype : `bfloat16` or `float16`; None to return the program unchanged
-    """
+    """Return a program that runs its model under `torch.autocast`, but not its backward pass and optimizer."""
     if dtype is None:
         return program
 

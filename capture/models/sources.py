@@ -1,7 +1,4 @@
-"""Sources of models: the options of a model, the names that `--model` accepts, and how they are loaded.
-
-This module is light, because the help lists the sources; the modules that build models load torch.
-"""
+"""Sources of models: the options of a model, the names that `--model` accepts, and how they are loaded."""
 
 from __future__ import annotations
 
@@ -143,11 +140,9 @@ class ModelSource:
 
     form : how such names are written, for the help text
     matches : function that returns True for a `--model` of this source
-    load : function that builds the program, or raises `UserError`
-    lacks : options that the source does not support, by their groups in `Option.only`, such as `operators`
+    lacks : groups of options (see `Option.only`) that the source does not support
     hint : advice in the error message for these options
     runs : supported values of `--run`
-    takes : which of the options `sequence_length` and `new_tokens` are supported
     """
 
     form: str

@@ -1,7 +1,4 @@
-"""Models of the package transformers, by class or model type: `transformers:BertForMaskedLM`, `transformers:bert`.
-
-A model is built from its default config. `--cfg-options` changes the config; `small` makes the layers few and narrow.
-"""
+"""Models of the package transformers, by class or model type: `transformers:BertForMaskedLM`, `transformers:bert`."""
 
 from __future__ import annotations
 
@@ -79,7 +76,7 @@ def _build(model_class: type[Any], config: Any) -> nn.Module:
 
 
 def weight_bytes(model_class: type[Any], config: Any) -> int | None:
-    """Return the size in bytes of a model's weights without allocating them; None if it cannot be determined."""
+    """Return the size in bytes of a model's weights without allocating them."""
     try:
         with torch.device("meta"):
             model = model_class(copy.deepcopy(config))
@@ -183,10 +180,9 @@ def _class_named(package: Any, name: str) -> Any:
 
 
 def make_config(model_class: type[Any], cfg_options: Sequence[str], sizes: Mapping[str, Any]) -> Any:
-    """Build the config of a model class; raise `UserError` if a setting is unknown or contradicts others.
+    """Build the config of a model class.
 
     cfg_options : `key=value` each, with dots for nested configs; or `small`, for few and narrow layers
-    sizes : settings derived from other options; a setting that the config lacks is ignored
     """
     config_class: Any = model_class.config_class
     default = _build_config(config_class, {}, model_class.__name__)
@@ -293,7 +289,6 @@ _SPECIAL = ("_token_id", "_token_index")  # suffixes of the names of settings th
 
 
 def small_settings(config: Any) -> dict[str, Any]:
-    """Return settings that make the model of a config small, as nested dictionaries."""
     settings: dict[str, Any] = {}
     values = config.to_dict()
     stages = values.get("depths") or values.get("num_blocks")
@@ -422,7 +417,7 @@ class InputRequest:
 
 
 def make_inputs(model: Any, options: ModelOptions) -> dict[str, Any]:
-    """Return random inputs of one step, by the parameters of `forward`; with labels if the step computes a loss."""
+    """Return random inputs of one step, by the parameters of `forward`."""
     request = _request(model, options)
     inputs: dict[str, Any] = {}
     for name, maker in _MAKERS.items():

@@ -57,11 +57,7 @@ def is_deferred(tensor: torch.Tensor) -> bool:
 
 
 class Deferred:
-    """Copies of device tensors, or of samples of large ones, oldest first, that wait for their transfer to the host.
-
-    A copy is made in the program's stream, and transferred to the host in another stream, so that the program's kernels
-    do not wait for the transfer.
-    """
+    """Copies of device tensors, or of samples of large ones, oldest first, that wait for their transfer to the host."""
 
     def __init__(self) -> None:
         self._waiting: deque[Waiting] = deque()
@@ -165,7 +161,6 @@ class Fitter:
     """Fits value models to the arguments of calls, and numbers the models.
 
     full : store of full values, or None to keep only models
-    without_values : number of tensors without a model, by operator and reason
     """
 
     def __init__(
@@ -194,12 +189,7 @@ class Fitter:
     def describe(
         self, name: Hashable, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any], Hashable]:
-        """Return the specs of a call's arguments with value models, and a key that calls with similar tensors share.
-
-        If the operator needs particular values, each call has its own key. Models of another signature with the same
-        key are reused, except with full values. Example: an optimizer that counts its steps in a scalar has a new
-        signature in each step, with the same hundred tensors.
-        """
+        """Return the specs of a call's arguments with value models, and a key that calls with similar tensors share."""
         described, inputs = _describe_by_index(args, kwargs)
         op, named = str(name), _names(name)
         alike: Hashable = (op, tuple(tensors(described)))
@@ -241,10 +231,7 @@ class Fitter:
         self._fitted = {number: fitted for number, fitted in self._fitted.items() if number in numbers}
 
     def fit_deferred(self, graphs: GraphCaptures, wait: bool = False) -> Iterator[None]:
-        """Fit models to the device tensors whose values have arrived, and yield after each tensor.
-
-        The caller may stop after any tensor; the next call continues with the following one.
-        """
+        """Fit models to the device tensors whose values have arrived, and yield after each tensor."""
         for values, item in self._deferred.ready(graphs, wait):
             model = self._model(item.op, item.argument, values)
             if model is not None:
@@ -261,9 +248,8 @@ class Fitter:
     def read_again(
         self, name: Hashable, args: Sequence[Any], kwargs: Mapping[str, Any], numbers: Sequence[int | None]
     ) -> Callable[[Any], None]:
-        """Read, from a later call of a signature, the values of tensors that could not be read at an earlier call.
-
-        Return a function to call with the results of the later call.
+        """Read values that were not readable at an earlier call of a signature; return a function for the call's
+        results.
 
         numbers : numbers of the value models of the signature's arguments
         """
@@ -286,10 +272,7 @@ class Fitter:
         return set_outputs
 
     def fit(self, op: str, argument: str, tensor: torch.Tensor, reads_again: bool = False) -> int | None:
-        """Return the number of a value model of a tensor, or None if it gets no model.
-
-        reads_again : True if a tensor that cannot be read now will be read by `read_again`
-        """
+        """Return the number of a value model of a tensor, or None if it gets no model."""
         if is_deferred(tensor):
             if tensor.numel() == 0:
                 return None

@@ -1,7 +1,4 @@
-"""Storage of all values of tensors in a separate file next to a trace.
-
-Values are first written to a temporary file, because a safetensors file begins with a list of its contents.
-"""
+"""Storage of all values of tensors in a separate file next to a trace."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ def check(trace: str | Path | None, force: bool) -> None:
 
 
 def path_beside(trace: str | Path) -> Path:
-    """Return the path of the file with the full values of a trace; raise `UserError` for standard output."""
+    """Return the path of the file with the full values of a trace."""
     if str(trace) == "-":
         raise UserError("full values need a file next to the trace", "name a file for it with --output")
     return values_path(Path(trace))
@@ -49,10 +46,7 @@ class _Entry:
 class FullValues:
     """The full values of one trace, in which equal contents are stored once.
 
-    most_bytes : maximum size of all kept values; None for no limit
-
     over : True if values were left out because of the limit `most_bytes`
-    failure : error that prevented values from being written, or None
     """
 
     def __init__(self, path: Path, force: bool = False, most_bytes: int | None = None) -> None:

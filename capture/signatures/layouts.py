@@ -69,10 +69,7 @@ def describe_group(group: torch.distributed.ProcessGroup) -> GroupSpec:
 
 
 def with_groups(op: Hashable, described_args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the specs of a functional collective's arguments with the spec of the process group in place of its name.
-
-    The arguments of other operators are returned unchanged.
-    """
+    """Put the specs of process groups in place of their names in a functional collective's arguments."""
     if getattr(op, "namespace", None) not in _FUNCTIONAL or not _is_distributed():
         return described_args
     schema: Any = getattr(op, "_schema", None)
@@ -103,10 +100,7 @@ def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
 
 
 def unpack(value: Any) -> ObjectSpec | None:
-    """Return a spec of the packed parameters of a quantized layer; None if `value` has none that torch can unpack.
-
-    The spec has the operator that packs the parameters, and this operator's arguments, which are new tensors.
-    """
+    """Return a spec of the packed parameters of a quantized layer, if torch can unpack them."""
     name = value._type().qualified_name().removeprefix(_PREFIX)
     operator = _PACKED.get(name)
     if operator is None:
@@ -138,10 +132,7 @@ _PACKED = {
 
 
 def take_apart(tensor: torch.Tensor) -> tuple[tuple[torch.Tensor, ...], tuple[Hashable, ...]]:
-    """Return the plain tensors of which a sparse, quantized or nested tensor consists, and its other properties.
-
-    Both are empty if torch does not provide the parts.
-    """
+    """Return the plain tensors of which a sparse or nested tensor consists, and its other properties."""
     if not is_plain(type(tensor)):
         return (), ()
     with without_modes(), without_functions(), torch.no_grad():
@@ -163,7 +154,7 @@ def take_apart(tensor: torch.Tensor) -> tuple[tuple[torch.Tensor, ...], tuple[Ha
 
 
 def describe_made_of(tensor: torch.Tensor, describe: DescribePart, fit: FitValues) -> MadeOf | None:
-    """Return the spec of the parts of a sparse, quantized or nested tensor; None for others and unsupported layouts.
+    """Return the spec of the parts of a sparse, quantized or nested tensor.
 
     fit : returns the number of the value model of a tensor
     """

@@ -75,7 +75,6 @@ class Recognizer:
     layout, places : which arguments are tensors: the first (`ONE`), the first two (`TWO`), some (`SEVERAL`), those in a
         list (`LISTED`), or any (`CAREFUL`); and the indices of the tensor arguments
     alias : index of the input tensor that shares memory with the single result, or -1 if no such tensor is known
-    sharing : input tensors that share memory, as returned by `sharing`
     """
 
     __slots__ = (
@@ -105,11 +104,9 @@ class Recognizer:
 
 
 class CallNode(Recognizer):
-    """A signature at a call site, as a node in the graph of predictions, with the nodes of the calls that followed it.
+    """A signature at a call site, with the nodes of the calls that followed it.
 
-    after, successors : node that followed most recently, and the last few, the latest first
     turns : for each location to which the program moved after this call, the node that predicts the first call there
-    pair : number of the (signature, scope) pair, for calls that return one tensor
     """
 
     __slots__ = ("after", "grad", "history", "pair", "scope", "successors", "turns")
@@ -165,7 +162,7 @@ class CallPredictor:
         kwargs: Mapping[str, Any],
         pattern: tuple[int, ...] | None,
     ) -> CallNode | None:
-        """Return the latest successor of the node `last` that recognizes a call, or None; predict that node next time.
+        """Return the latest successor of the node `last` that recognizes a call, and predict it next time.
 
         pattern : memory that the call's tensors share, as returned by `sharing`
         """
@@ -194,13 +191,7 @@ class CallPredictor:
         storages: tuple[int, ...],
         sightings: int = SIGHTINGS,
     ) -> Recognizer:
-        """Count one more lookup by key of the signature `number`; return its recognizer, a new one if there is none.
-
-        From lookup `sightings` on, if these arguments fail the recognizer's tests, the tests are replaced by some that
-        they pass, at most `MOST_TESTS` times.
-
-        family : number of the operator's first signature with similar tensors
-        """
+        """Count one more lookup by key of the signature `number`; return its recognizer, a new one if there is none."""
         entry = self._entries.get(number)
         if entry is None:
             entry = self._entries[number] = Recognizer(number, func, sharing(storages), family)
@@ -225,7 +216,7 @@ class CallPredictor:
         modes: tuple[bool, bool],
         point: Callable[[], tuple[int, int]],
     ) -> CallNode:
-        """Return the node for a call that follows the node `last` and has the recognizer `entry`, an old or a new one.
+        """Return the node for a call that follows the node `last` and has the recognizer `entry`.
 
         modes : (True if gradient mode is on, True if inference mode is on)
         point : returns the number of the call's scope, and that of its (signature, scope) pair
@@ -268,7 +259,7 @@ class CallPredictor:
 
 
 def add_tests(entry: Recognizer, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Replace a recognizer's test by one that these arguments pass, if possible; set `layout`, `places` and `alias`."""
+    """Replace a recognizer's tests by ones that these arguments pass, if possible."""
     schema = getattr(entry.func, "_schema", None)
     # whether the operator never accepts floats in a list of integers
     typed = schema is not None and all("Scalar[]" not in str(argument.type) for argument in schema.arguments)

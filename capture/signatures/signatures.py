@@ -1,8 +1,4 @@
-"""Identity of calls: the key by which a call is looked up, and the signature that is created for a new key.
-
-The key is computed at every lookup, the signature only once. For every argument, a key contains the same information as
-a signature, as hashable values with their types, because 1, 1.0 and True are equal in Python but not for an operator.
-"""
+"""Identity of calls: the key by which a call is looked up, and the signature that is created for a new key."""
 
 from __future__ import annotations
 
@@ -164,8 +160,7 @@ def describe_call(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the specs (descriptions in the trace) of a call's arguments.
 
-    fit_for : function that takes the position or keyword of an argument; it returns a function that returns the number
-        of a tensor's value model, or None
+    fit_for : takes the position or keyword of an argument; returns a function that numbers a tensor's value model
     """
     if torch.ScriptObject in map(type, (*args, *kwargs.values())):
         args = tuple(_unpacked(value) for value in args)
@@ -192,7 +187,7 @@ def _without_storage() -> torch.Tensor:
 
 
 def argument_tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-    """Return the tensors in a call's arguments, in order; those inside packed parameters are placeholders."""
+    """Return the tensors in a call's arguments, in order."""
     values = (*args, *kwargs.values())
     if torch.ScriptObject in map(type, values):
         return tensors_in(

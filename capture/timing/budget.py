@@ -22,9 +22,6 @@ class Budget:
     """Decides which steps are recorded, by a credit: elapsed time increases it, and the capture's work reduces it.
 
     measured_ns : returns the measured time of the capture's work in the program's threads
-    waiting : returns the number of integers in which threads store calls that are not counted in `calls` yet
-
-    left_out : number of steps that were left out of the recording
     writing_ns : processor time of the writing thread
     """
 
@@ -83,10 +80,7 @@ class Budget:
         return is_left_out
 
     def passes_step(self) -> bool:
-        """Leave out the step that begins now, and return True, if the last update of the credit requires that.
-
-        This must be fast, because a program's steps can be very short.
-        """
+        """Leave out the step that begins now, and return True, if the last update of the credit requires that."""
         if self._now_ns() >= self._rests_until_ns or self._steps.is_timing:
             return False
         self.left_out += 1
@@ -117,10 +111,7 @@ class _Here(threading.local):
 
 
 class StepTimes:
-    """Compares times of recorded steps with times of steps that are left out.
-
-    A step is everything that its thread does until the next step begins.
-    """
+    """Compares times of recorded steps with times of steps that are left out."""
 
     def __init__(self, processor_ns: Callable[[], int] = thread_time_ns) -> None:
         self._processor_ns = processor_ns
@@ -133,10 +124,7 @@ class StepTimes:
         return self._here.since_ns is not None
 
     def begin(self, is_recorded: bool | None, measured_ns: float) -> None:
-        """Note that this thread's step ends and a new one begins; with None for `is_recorded`, no new step begins.
-
-        measured_ns : measured time of the capture's own work in the program's threads since the recording began
-        """
+        """Note that this thread's step ends and a new one begins; with None for `is_recorded`, no new step begins."""
         here, now = self._here, self._processor_ns()
         if here.since_ns is not None:
             here.steps.add(now - here.since_ns - (measured_ns - here.measured_ns))
@@ -153,8 +141,8 @@ class StepTimes:
         here.since_ns, here.measured_ns = self._processor_ns(), measured_ns
 
     def extra_ns(self) -> float | None:
-        """Return the time that recording adds to a step and to the steps after it, in addition to the capture's
-        measured work; None until enough steps were timed.
+        """Return the time that recording adds to a step and to the steps after it, besides the capture's measured
+        work.
         """
         if min(self._recorded.count, self._left_out.count) < ENOUGH or self._after.count < AFTER:
             return None

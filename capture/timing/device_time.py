@@ -1,7 +1,4 @@
-"""Device time of calls, measured with an event before and an event after each call.
-
-The program's threads do not wait for the device, because the events are read when the calls are written.
-"""
+"""Device time of calls, measured with an event before and an event after each call."""
 
 from __future__ import annotations
 
@@ -28,10 +25,7 @@ def make_event(device: torch.device) -> Any:
 
 
 class DeviceTimer:
-    """Measures device times of one thread's calls with events before and after them.
-
-    If an event fails, the device time of its call is lost; the error does not reach the program.
-    """
+    """Measures device times of one thread's calls with events before and after them."""
 
     def __init__(self) -> None:
         self._free: dict[torch.device, list[Any]] = {}
@@ -43,9 +37,8 @@ class DeviceTimer:
     def timed(
         self, operator: Callable[..., Any], device: torch.device, started: Callable[[], int]
     ) -> Callable[..., Any]:
-        """Return a wrapper that runs an operator, and records an event before and after it.
+        """Return a wrapper that runs an operator, and measures its calls' device times with events.
 
-        device : without an index, the thread's current device at each call
         started : returns the start of the running call on the host in ns, which identifies the call
         """
         queries = queries_of(device.type)
@@ -79,10 +72,7 @@ class DeviceTimer:
         return run
 
     def times_ns(self, starts: Sequence[int], may_ask: bool = True) -> list[int]:
-        """Remove and return the device times in ns of the calls with these starts; empty if no call was timed.
-
-        may_ask : False if devices must not be queried now; no time is read then
-        """
+        """Remove and return the device times in ns of the calls with these starts; empty if no call was timed."""
         if not self._open:
             return []
         times, by_device = [NOT_TIMED] * len(starts), dict[torch.device, list[tuple[int, Any, Any]]]()

@@ -1,7 +1,4 @@
-"""Device time of calls, derived from an accelerator's own records of kernels, copies and fills.
-
-torch's profiler collects the records. Each is assigned to the calls of the same thread during which it was launched.
-"""
+"""Device time of calls, derived from an accelerator's own records of kernels, copies and fills."""
 
 from __future__ import annotations
 
@@ -43,10 +40,6 @@ MOST_CALLS_OF_WINDOW = 100_000  # number of calls after which a new window begin
 class KernelTimes:
     """Collects an accelerator's records of its work, and assigns them to the calls that were written.
 
-    is_required : True to collect records from the start, which initializes the accelerator, and never use events; False
-        to collect them once the program has started an accelerator, unless another profiler uses the records
-
-    failure : reason why the records are missing, or None
     fallback : reason why calls were timed by events instead, or None
     is_cut : True if torch's profiler stopped collecting records too early
     """
@@ -62,7 +55,7 @@ class KernelTimes:
         self.forget()
 
     def forget(self) -> None:
-        """Forget the profile, calls and records without using the accelerator; a forked process calls this too."""
+        """Forget the profile, calls and records without using the accelerator."""
         self._profile: ActivityProfile | None = None
         self._signatures: set[int] = set()
         self._devices: set[torch.device] = set()
@@ -105,7 +98,6 @@ class KernelTimes:
             self._refuse(one_line(error))
 
     def _launch_first(self) -> bool:
-        """Launch kernels of the capture itself, because torch's profiler may lose the first records of a window."""
         kind = next(iter(recorded_activities()), None)
         # a kernel launched during a capture would become part of the program's graph
         return kind is not None and is_started(kind) and not is_capturing(kind) and launch_nothing(kind)
@@ -127,10 +119,6 @@ class KernelTimes:
                     self._start()
 
     def _giving_way(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a wrapper of `original`, torch's function that prepares a profile: it stops the capture's own profile
-        first, because torch allows only one at a time.
-        """
-
         @functools.wraps(original)
         def prepare(*args: Any, **kwargs: Any) -> Any:
             if self._profile is not None:
@@ -205,10 +193,8 @@ class KernelTimes:
         starts: Sequence[int],
         ends: NDArray[np.int64],
     ) -> None:
-        """Keep calls, which are written now, until the records of their kernels arrive; each thread's calls come in
-        order.
+        """Keep calls until the records of their kernels arrive.
 
-        thread : number of the thread in the trace
         idents : numbers by which the accelerator's records may identify the thread
         starts, ends : times in ns
         """
@@ -315,12 +301,7 @@ class GraphNodes:
     def divide(
         self, of_launches: Mapping[GraphLaunch, Sequence[LaunchedWork]], kernels: KernelCounts
     ) -> Iterator[Record]:
-        """Yield, for each CUDA graph, a record of the time that the kernels of each call took when the graph was
-        launched; count the kernels in `kernels`, by the calls' signatures.
-
-        The kernels of a launch are in the order in which the nodes were added. If a launch has more or fewer kernels
-        than nodes, there are no times by call, and the kernels count under the signature of the launch.
-        """
+        """Count the kernels of launches of CUDA graphs in `kernels`, and yield their times by call, for each graph."""
         times: dict[int, list[int]] = {}
         for (number, *_), items in of_launches.items():
             graph = self._graphs[number]
@@ -360,7 +341,6 @@ class WrittenCalls:
     """Calls of one thread that are in the trace, and their device times as far as they are known.
 
     idents : numbers by which the records may identify the thread
-    first : index of the first call among all calls of the thread
     starts, ends : times by `perf_counter_ns`
     device_ns : device time of each call so far, -1 if unknown
     """
@@ -377,10 +357,8 @@ class WrittenCalls:
 def innermost_calls(
     blocks: Iterable[WrittenCalls], launched: Iterable[LaunchedWork]
 ) -> Iterator[tuple[WrittenCalls, int, LaunchedWork]]:
-    """Yield, for each kernel, copy or fill that a thread launched during a call, the innermost such call and the work:
-    (element of `blocks`, index of the call in it, work).
-
-    The time of the work is added to the device time of all calls during which it was launched.
+    """Yield the innermost call in which each piece of work was launched: (element of `blocks`, index of the call,
+    work).
     """
     blocks = list(blocks)
     calls = sorted(
@@ -412,10 +390,8 @@ def _leave_before(time_ns: int, around: list[tuple[int, WrittenCalls, int]]) -> 
 class Window:
     """The records of the work that was launched in a period; times are by `perf_counter_ns`.
 
-    profile : owner of the memory of `events`, kept so that they stay valid
     distance_ns : time by the events' clock minus time by `perf_counter_ns`
     last_ns : time just before the capture waited for the accelerator at the end of the window
-    has_own_kernels : True if the capture launched kernels when the window began, before any call
     """
 
     profile: ActivityProfile
@@ -430,17 +406,13 @@ class Window:
         return launched_by(self.events, self.distance_ns)
 
     def complete_from_ns(self, launched: Iterable[LaunchedWork]) -> int:
-        """Return the time from which on the records are complete.
-
-        With CUDA 12.6 to 13.0, torch drops the records of the first kernels, because their times are invalid
-        (https://github.com/pytorch/pytorch/issues/192021).
-        """
+        """Return the time from which on the records are complete."""
         if not self.has_own_kernels:
             return self.started_ns
         return max(self.started_ns, min((item.at_ns for item in launched), default=self.ended_ns))
 
     def complete_until_ns(self) -> int:
-        """Return the time until which the records are complete: torch's profiler may stop collecting them early."""
+        """Return the time until which the records are complete."""
         if not self.events:
             return self.ended_ns
         latest = self.started_ns

@@ -1,13 +1,4 @@
-"""Page faults during a call, and calls whose page faults took much longer than usual.
-
-A result in new pages causes a page fault per 4 kB, which makes a simple operator several times as slow. The trace has
-the number of faults, so that a replay can reproduce them.
-
-A virtual machine may have returned free memory to its host; the first use of such a page takes up to a hundred times as
-long. Calls are marked if their kernel time per fault is at least twice the usual one and makes them considerably
-longer. Most kernels count this time in ticks, which are longer than many calls, so it is evaluated for all calls that
-are written together, and then per signature.
-"""
+"""Page faults during a call, and calls whose page faults took much longer than usual."""
 
 from __future__ import annotations
 
@@ -28,10 +19,7 @@ FEWEST = 8  # minimum number of page faults of a call that are recorded
 
 
 def may_need_pages(func: Any, tensors: Sequence[torch.Tensor], outputs: int) -> bool:
-    """Return True if a call on the CPU may allocate so much memory that its page faults should be counted.
-
-    outputs : size in bytes of the results of the signature's first call, 0 if small or unknown
-    """
+    """Return True if a call on the CPU may allocate so much memory that its page faults should be counted."""
     if not _allocates(func):
         return False
     return outputs >= LARGE or not tensors or any(_bytes(tensor) >= LARGE for tensor in tensors)
@@ -50,10 +38,9 @@ def _bytes(tensor: torch.Tensor) -> int:
 class CountedCall(NamedTuple):
     """Page faults and times of one call.
 
-    faults : page faults of all threads, because the operator's worker threads write the result
-    start_ns, duration_ns : start and duration of the operator alone, without the time that counting the page faults
-        takes
-    system_ns, processor_ns : kernel time and total processor time of all threads
+    faults : page faults of all threads
+    start_ns, duration_ns : start and duration of the operator alone
+    system_ns, processor_ns : time in the operating system, and total processor time, of all threads
     """
 
     faults: int
@@ -114,7 +101,7 @@ LEAST_PART = 0.1  # minimum part of a call's time spent on slow page faults for 
 class SlowMemory:
     """Detects calls whose page faults took much longer than usual.
 
-    usual_ns : usual time of a page fault in ns; None if unknown: then no call counts as slow
+    usual_ns : usual time of a page fault in ns, None if unknown
     """
 
     def __init__(self, usual_ns: float | None) -> None:
@@ -125,7 +112,6 @@ class SlowMemory:
         """Return, for each call whose page faults were slow, its index and its estimated additional time in ns.
 
         counted : measured page faults by index of the call
-        signatures : signature number of each call, by the same index
         """
         places = [place for place, call in sorted(counted.items()) if call.faults >= FEWEST]
         if self.usual_ns is None or not places:
@@ -184,7 +170,6 @@ class OwnWork:
     def take(self, starts: Times, ends: Times, open_since_ns: int = NONE_OPEN) -> Runs:
         """Return the calls that the capture's own work perturbed, as runs of calls: (first index, length) each.
 
-        starts, ends : times in ns of calls in the order in which they ended
         open_since_ns : start of the first call that has not ended; `NONE_OPEN` if all calls have ended
         """
         intervals = np.array(self._intervals, dtype=np.int64).reshape(-1, 2)

@@ -1,8 +1,4 @@
-"""Private interfaces of torch's compiler and of higher-order operators, such as `torch.cond`, which take functions.
-
-With them, dispatch modes of a capture and the compiler do not affect each other, and a mode sees the calls inside
-higher-order operators.
-"""
+"""Private interfaces of torch's compiler and of higher-order operators, such as `torch.cond`, which take functions."""
 
 from __future__ import annotations
 
@@ -36,10 +32,7 @@ _strategy_of = _places.take("torch._C._dynamo.eval_frame._FrameExecStrategy", No
 
 
 def hide_from_compiler(function: FunctionType) -> bool:
-    """Keep torch.compile from tracing a function and everything that it calls; return False if that is not possible.
-
-    torch's public way, a guard around the mode's handler, makes a mode that does nothing 1.5 times as slow.
-    """
+    """Keep torch.compile from tracing a function and everything that it calls; return False if that is not possible."""
     try:
         _set_strategy(function.__code__, _strategy_of(_actions.SKIP, _actions.SKIP))
     except (AttributeError, TypeError):
@@ -78,12 +71,7 @@ os.register_at_fork(after_in_child=_renew_flags)
 
 
 class OrderlyMode(TorchDispatchMode):
-    """A dispatch mode that can be left in any order, and by several threads at once.
-
-    A mode that is left resets torch's shared flags to the values from when it was entered. If the first of two modes is
-    left first, they stay set for ever, and torch.compile stops compiling. This class restores the flags from before the
-    first mode when the last one is left.
-    """
+    """A dispatch mode that can be left in any order, and by several threads at once."""
 
     _entered = 0
     _flags_before: Mapping[str, bool] = {}
@@ -103,7 +91,7 @@ class OrderlyMode(TorchDispatchMode):
             self.forget()
 
     def forget(self) -> None:
-        """Count the mode as left. Its thread has ended while it was on, and only that thread could leave it."""
+        """Count the mode as left, because its thread has ended while it was on."""
         with _flags_lock:
             OrderlyMode._count_entered(OrderlyMode._entered - 1)
 
@@ -217,11 +205,8 @@ def is_higher_order(func: Any) -> bool:
 
 
 def own_code(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[..., Any] | None:
-    """Return the function that a higher-order operator runs once all modes have handled the call, changed so that it
-    finds no current dispatch mode.
-
-    Return None if another mode, a tensor subclass or a transform still has to handle the call, or if the function is
-    not found.
+    """Return the function with which a higher-order operator runs a call, if nothing else has to handle the call
+    first.
     """
     if _keys_of is None or _resolve is None:
         return None
@@ -255,7 +240,7 @@ _compiles = _places.take_later(
 
 
 def place_of_compiling() -> tuple[Any, str] | None:
-    """Return module and name of torch's context manager for compiling functions of higher-order operators, or None."""
+    """Return module and name of torch's context manager for compiling functions of higher-order operators."""
     return None if _compiles() is None else (import_module(_UTILS), _COMPILES)
 
 
@@ -273,11 +258,7 @@ def stance_here() -> str:
 
 
 def compiling_as_unwatched(entered: Callable[[], Any], stance: Callable[[], str]) -> Callable[[], Any]:
-    """Return a replacement for the context manager `entered`, in which torch compiles as without a capture.
-
-    Higher-order operators need this to find the variables over which their functions close; an eager stance or an
-    active mode would prevent it.
-    """
+    """Return a replacement for the context manager `entered`, in which torch compiles as without a capture."""
 
     @contextmanager
     def enter() -> Iterator[None]:

@@ -1,7 +1,4 @@
-"""Private interfaces of torch that the capture package uses, which may change between versions.
-
-Each is declared with a replacement for versions that lack it.
-"""
+"""Private interfaces of torch that the capture package uses, which may change between versions."""
 
 from __future__ import annotations
 
@@ -84,9 +81,7 @@ _mode_keys = _places.take("torch._C._TorchDispatchModeKey", None, "as for torch.
 
 
 def is_faking() -> bool:
-    """Return True if a FakeTensorMode of the program handles this thread's calls once the capture's dispatch mode has
-    passed them on.
-    """
+    """Return True if a FakeTensorMode of the program handles this thread's calls."""
     return _infra_mode is not None and _infra_mode(_mode_keys.FAKE) is not None
 
 
@@ -133,21 +128,14 @@ _dispatch_keys = _places.take("torch._C._dispatch_keys", None, "as for RootGuard
 def arguments_check(args: Sequence[Any], typed_lists: bool = False) -> Check | None:
     """Return a test for whether the arguments of another call, a tuple, have the same metadata and scalars as `args`.
 
-    The test compares everything in a signature except shared memory: class, dtype, device, layout, shape, stride,
-    offset, `requires_grad`, conjugation and negation of tensors, and type and value of all other arguments. It may fail
-    for equal arguments if the state of the dispatcher differs. The result is None if an argument has an unsupported
-    type or this version of torch lacks such tests.
-
-    typed_lists : True if an argument that is a list of integers in one call is one in all calls, which allows a faster
-        test
+    typed_lists : True if an argument that is a list of integers in one call is one in all calls
     """
     return _compiled_check(lambda root: _add_items(root, root.tuple_getitem_manager, args, typed_lists), tuple(args))
 
 
 def keywords_check(kwargs: Mapping[str, Any]) -> Check | None:
-    """Return a function that tests if the keyword arguments of another call, a dictionary, match `kwargs`.
-
-    It compares the same properties as the test of `arguments_check`, and is None in the same cases.
+    """Return a test for whether the keyword arguments of another call have the same metadata and scalars as
+    `kwargs`.
     """
 
     def add(root: Any) -> bool:
@@ -290,7 +278,7 @@ _places.declare(
 
 
 def reduction_number(reduction: Any) -> int | None:
-    """Return the number of a collective's `ReduceOp`, or None if this version of torch does not report it."""
+    """Return the number of a collective's `ReduceOp`."""
     return int(reduction.op()) if hasattr(reduction, "op") else None
 
 
@@ -319,7 +307,7 @@ _current_mode: Callable[[], Any] = _places.take(
 
 
 def innermost_mode() -> Any:
-    """Return the dispatch mode that sees the calls of this thread first; None if there is none or it is unknown."""
+    """Return the dispatch mode that sees the calls of this thread first."""
     return _current_mode()
 
 
@@ -382,10 +370,7 @@ _MAIN = ("__main__", "__mp_main__")
 
 
 def registered_by(name: Hashable) -> str | None:
-    """Return the module or file of the program that registered an operator; None for torch's operators, or if unknown.
-
-    For a kernel named `module:kernel`, return the main module or file if `module` is `__main__`, else None.
-    """
+    """Return the module or file of the program that registered an operator."""
     try:
         if isinstance(name, str):
             module: str | None = name.partition(":")[0]

@@ -32,7 +32,6 @@ class Blocks:
     """Converts the calls of one process to records.
 
     newest : largest storage number among the written calls
-    is_contended : True if other processes used the processors while the calls that are converted next ran
     """
 
     def __init__(self, recorder: Recorder, looks: bool = True) -> None:
@@ -60,8 +59,7 @@ class Blocks:
         self._first_pair, self._described = FIRST_PAIR, np.empty((0, 5), dtype=np.int64)
 
     def take(self, room: int | None = None) -> list[ThreadCalls]:
-        """Remove and return the calls of all threads, except calls of graphs, in parts of at most `BLOCK` calls of a
-        thread.
+        """Remove and return the calls of all threads, except calls of graphs.
 
         room : maximum number of calls to take in total, or None for all
         """
@@ -125,7 +123,7 @@ class Blocks:
     def records(self, block: ThreadCalls, learning: bool = False) -> Iterator[Record]:
         """Yield the records for calls of one thread that `take` returned.
 
-        learning : True to yield no record of the calls themselves, and not to count them
+        learning : True to yield no record of the calls themselves
         """
         mode, table = block.mode, block.calls
         signatures, own_scopes, is_mark, _, on_accelerator = self._describe(table[:, 0]).T
@@ -214,7 +212,7 @@ class Blocks:
         self.newest = -1
 
     def pass_over(self, block: ThreadCalls) -> None:
-        """Discard the measured page faults, device times and own work of the capture for calls that are not written."""
+        """Discard what was measured for calls that are not written."""
         mode, starts = block.mode, block.calls[:, 1].tolist()
         mode.faults.take(starts)
         mode.own_work.take(block.calls[:, 1], block.calls[:, 2], block.open_since_ns)
@@ -225,7 +223,7 @@ class Blocks:
             table.pop(number, None)
 
     def running(self) -> Iterator[Record]:
-        """Yield a record for each running call, outermost first, after one for its thread if the file lacks that."""
+        """Yield a record for each running call, outermost first."""
         for mode, entered in self.entered():
             yield from self._thread(mode)
             yield replace(entered, thread=self._threads[mode.number])

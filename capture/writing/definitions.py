@@ -51,7 +51,6 @@ class _File:
 class Definitions:
     """The records to which other records refer, by name (see `name_of`), and which of them the file already contains.
 
-    privacy : policy by which records are redacted when they are written, or None
     keeps_written : True to keep written records for further files
     """
 
@@ -93,7 +92,7 @@ class Definitions:
         return self._join((line for lines in self._lines.values() for line in lines if not line.is_thread), redaction)
 
     def size(self, names: Iterable[Hashable], besides: set[Hashable]) -> int:
-        """Return the size in bytes of the encoded records with these names, without those that the file has already.
+        """Return the size in bytes of the encoded records with these names that the file lacks.
 
         besides : names of records not to count; the names of the counted records are added to it
         """
@@ -199,11 +198,9 @@ class RecordingLimits:
 def parts_within(
     block: ThreadCalls, pairs: Mapping[int, tuple[int, int, int]], held: Definitions, room: int
 ) -> tuple[ThreadCalls, ThreadCalls]:
-    """Split calls of one thread into the first ones (at least one) that, with the records they need, take about `room`
-    bytes or less, and the rest.
+    """Split calls of one thread into the first ones that fit into about `room` bytes with their records, and the rest.
 
     pairs : signature, scope and number of tensors of calls, by the number of the (signature, scope) pair
-    held : records that are not in the file yet
     """
     names: set[Hashable] = set()
     count = size = 0

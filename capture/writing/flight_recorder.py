@@ -1,8 +1,5 @@
-"""A flight recorder: it keeps the latest calls in memory and in a ring file, and writes them as a trace on some events.
-
-If the process dies (`kill -9`, a segmentation fault, `os._exit`), the ring file remains and can be read like a trace;
-it may lack the calls of the last half second, unless `write_ahead` is set. `opgrip.traces.formats.flight_ring`
-documents its layout. It is removed when the recording ends.
+"""A flight recorder: it keeps the latest calls in memory and in a ring file, and writes them as a trace on some
+events.
 """
 
 from __future__ import annotations
@@ -56,7 +53,7 @@ class Ring:
         return sum(map(len, self.blocks))
 
     def add(self, blocks: list[ThreadCalls]) -> list[ThreadCalls]:
-        """Add calls, for each thread in the order of their ends; remove and return the oldest ones above the limit."""
+        """Add calls; remove and return the oldest ones above the limit."""
         self.blocks += blocks
         surplus = len(self) - self.last
         if surplus <= 0:
@@ -84,8 +81,6 @@ class Ring:
 
 class FlightRecorder(Flusher):
     """A writing thread that keeps only the latest calls, and writes them when asked.
-
-    make_header : returns the header of a trace with some fields added
 
     left_out : number of traces not written because of the limit `MOST_DUMPS`
     """
@@ -115,7 +110,7 @@ class FlightRecorder(Flusher):
         self._open_next().discard()
 
     def flush(self, pause_s: float = 0.0) -> None:
-        """Collect the calls that ended since the last flush. Errors do not reach the program; `pause_s` is unused."""
+        """Collect the calls that ended since the last flush."""
         if os.getpid() != self.recorder.pid or self._is_broken:
             return
         with self._turn():
@@ -132,13 +127,10 @@ class FlightRecorder(Flusher):
                 self._mirror.add_running()
 
     def dump(self, reason: str, always: bool = False, wait: bool = True) -> Path | None:
-        """Write the latest calls, except those in an earlier trace, to a trace; return the trace's path.
-
-        Return None if there are no such calls, in a forked process, if `MOST_DUMPS` is reached, or if writing fails;
-        the error is then in `failure`.
+        """Write the latest calls that are not in an earlier trace, and return the new trace's path.
 
         always : True to write even if `MOST_DUMPS` traces were written
-        wait : False in a signal handler, to write in this thread and not to wait for values on an accelerator
+        wait : False in a signal handler, to write in this thread
         """
         if not wait:
             # this is a signal handler, which may have interrupted code that the writing thread waits for
@@ -292,10 +284,7 @@ Payload = Sequence[bytes | NDArray[np.int64]]
 
 
 class RingFile:
-    """A file of fixed size that holds recent calls and remains readable if the process dies.
-
-    size : minimum size in bytes
-    """
+    """A file of fixed size that holds recent calls and remains readable if the process dies."""
 
     def __init__(self, trace: Path, size: int) -> None:
         stem = partial_path(trace).name.removesuffix(".gz").removesuffix(".zst").removesuffix(".jsonl")
@@ -317,7 +306,6 @@ class RingFile:
         """Add a piece of data to the file; return False if it does not fit.
 
         kind : kind of the data, such as `CALLS` in `flight_ring`
-        numbers : up to three integers that are stored in front of the data
         """
         pieces = [piece if isinstance(piece, bytes) else piece.tobytes() for piece in payload]
         start = self._end + 8 * HEAD
@@ -344,10 +332,7 @@ class RingFile:
 
 
 class RingMirror:
-    """Keeps a copy of a flight recorder's data in a ring file, which is replaced when it is full.
-
-    A new file is complete before the old one is removed. If writing fails, the error becomes the recorder's `failure`.
-    """
+    """Keeps a copy of a flight recorder's data in a ring file, which is replaced when it is full."""
 
     def __init__(self, flight: FlightRecorder, path: Path, make_header: Callable[[dict[str, Any]], Header]) -> None:
         self._flight, self._path, self._make_header = flight, path, make_header
@@ -461,17 +446,7 @@ STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)  # the
 
 
 class SignalWatch:
-    """A context that calls the function `stopped` when a signal arrives, before the program's handler runs.
-
-    The program may set its handler later, and `signal.getsignal` returns the program's handler. Ignored signals stay
-    ignored, and handlers that are not in Python stay in place.
-
-    stopped : gets the signal's name, True if the signal ends the program, and a function that raises the signal again;
-        returns True if the program's handler should run now
-    handled : called after the program's handler has returned
-
-    refused : reason why signals are not watched, or None
-    """
+    """A context that calls the function `stopped` when a signal arrives, before the program's handler runs."""
 
     def __init__(
         self, stopped: Callable[[str, bool, Callable[[], None]], bool], handled: Callable[[], None] = lambda: None
@@ -596,18 +571,11 @@ class Flights:
         self.signals.__exit__(None, None, None)
 
     def dump(self, reason: str, always: bool = True) -> Path | None:
-        """Write the latest calls; return the path of the trace, or None if nothing was written.
-
-        always : True to write even if the maximum number of traces is reached
-        """
+        """Write the latest calls; return the path of the trace, or None if nothing was written."""
         return self._flight.dump(reason, always) if self._flight is not None and self._is_active else None
 
     def dump_for_error(self, error: BaseException, always: bool = False) -> None:
-        """Write the latest calls because an error ended a step or the program; only once for each error.
-
-        Ignore exceptions that are no failures, such as `SystemExit(0)`, and those with which a signal's handler ends
-        the program.
-        """
+        """Write the latest calls because an error ended a step or the program."""
         # for an exception raised by a signal's handler, such as Ctrl-C, the calls were already written for the signal
         is_of_signal = self._was_signalled and isinstance(error, KeyboardInterrupt | SystemExit)
         if is_of_signal or not _is_failure(error):

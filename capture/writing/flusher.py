@@ -35,11 +35,7 @@ class Flusher:
     """A thread that writes the data of a recorder to a file while the context is active, and the rest at its end.
 
     open_writer : opens the file
-    learns : True if the calls of some steps are only examined; records to which no recorded call refers are then not
-        written
-
-    failure : error that stopped the writing, or None
-    reached : name of the limit that ended the recording, or None
+    learns : True if the calls of some steps are only examined
     """
 
     def __init__(
@@ -101,10 +97,7 @@ class Flusher:
                 self._contention.close()
 
     def run_job(self, job: Callable[[], object]) -> None:
-        """Run a function in the writing thread, in which no exception of the program can occur, and wait for it.
-
-        If the program is interrupted, the wait ends, but not the job.
-        """
+        """Run a function in the writing thread and wait for it."""
         if not self._is_running() or self._thread.ident == threading.get_ident():
             job()
             return
@@ -141,11 +134,9 @@ class Flusher:
         self.write_running()
 
     def flush(self, pause_s: float = 0.0) -> None:
-        """Write the data collected since the last flush; do nothing in a forked child, after a failure, and while the
-        program captures a graph.
+        """Write the data collected since the last flush.
 
-        pause_s : pause in seconds after each part of up to 1,024 calls; without pauses, writing would delay the
-            program's threads by the interpreter's switch interval of 5 ms
+        pause_s : pause in seconds after each part of the calls
         """
         if os.getpid() != self.recorder.pid or self.failure is not None:
             return
@@ -191,7 +182,7 @@ class Flusher:
         self.recorder.observations.set_learning(learning)
 
     def problem_with(self, path: str | Path) -> UserError | None:
-        """Return the error to report if writing failed, which names the cause and the incomplete file; else None."""
+        """Return the error to report if writing failed, which names the cause and the incomplete file."""
         if self.failure is None:
             return None
         reason = reason_of(self.failure)

@@ -57,7 +57,7 @@ class Operators:
 
 
 def choose(names: Sequence[str], seed: int) -> Operators:
-    """Return the operators that `names` selects (categories or operators); raise `UserError` for other names."""
+    """Return the operators that `names` selects (categories or operators)."""
     registered = [function for function in registered_operators() if _is_runnable(function)]
     entries: dict[str, OperatorEntry] = {}
     if not WITHOUT_TABLE.issuperset(names):

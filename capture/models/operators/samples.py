@@ -39,9 +39,6 @@ MOST_REASON = 200  # maximum number of characters of the reason for a failed cal
 class Coverage:
     """How many of torch's operators a capture of single operators covers.
 
-    entries : number of entries of torch's tables, or of registered operators, that were run
-    samples : number of recorded calls of these operators
-    operators : operators of torch that ran in these calls
     failures : number of failed calls by operator, dtype and reason
     uncovered : reason why no call runs an operator, by name of the operator
     """
@@ -113,9 +110,7 @@ Sizes = Callable[[int], int]
 
 
 def enlarge(entry: OperatorEntry, sample: Arguments) -> Iterator[Arguments]:
-    """If possible, yield a copy with all sizes enlarged (not for categories in `OF_BATCH`) and one with a larger
-    batch.
-    """
+    """Yield larger copies of a sample, if there are any."""
     largest = max(_dense_tensors(sample), key=lambda tensor: tensor.numel(), default=None)
     if largest is None or not largest.numel():
         return
@@ -129,9 +124,7 @@ def enlarge(entry: OperatorEntry, sample: Arguments) -> Iterator[Arguments]:
 
 
 def draw(entry: OperatorEntry, sample: Arguments) -> Iterator[Arguments]:
-    """If possible, yield a copy with random sizes (not for categories in `OF_BATCH`) and one with a random, larger
-    batch.
-    """
+    """Yield copies of a sample with random sizes, if there are any."""
     drawn: dict[int, int] = {}
 
     def size_of(size: int) -> int:
@@ -200,7 +193,6 @@ NO_DERIVATIVE = re.compile(r"derivative for .* is not implemented")
 class SampleTrial:
     """Results of running a sample call once before the capture.
 
-    calls : hashes of the keys of the operator calls that the sample made, one per signature
     backward : reason why the gradients could not be computed, empty if they were; None if there are none to compute
     """
 
@@ -225,7 +217,7 @@ class Probe(OrderlyMode):
 
 
 def try_call(function: Callable[..., Any], arguments: Arguments, with_gradients: bool) -> SampleTrial:
-    """Run a sample call, and its gradients if requested; raise errors of the call, but not of the gradients."""
+    """Run a sample call, and its gradients if requested."""
     probe = Probe()
     with probe:
         result = function(*arguments[0], **arguments[1])
@@ -241,7 +233,7 @@ def try_call(function: Callable[..., Any], arguments: Arguments, with_gradients:
 
 
 def run_backward(result: Any, arguments: Arguments) -> Any:
-    """Return the gradients of a call's arguments; None if nothing requires a gradient."""
+    """Return the gradients of a call's arguments."""
     outputs = [item for item in tensors_in(result) if item.requires_grad]
     inputs = [item for item in tensors_in(list(arguments)) if item.requires_grad]
     if not outputs or not inputs:
@@ -256,10 +248,7 @@ def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
 
 
 def spread(samples: Iterable[Arguments]) -> Iterator[Arguments]:
-    """Yield samples in an order in which the different combinations of argument types take turns.
-
-    Samples whose tensors have one element at most come later, and samples with empty tensors last.
-    """
+    """Yield samples in an order in which the different combinations of argument types take turns."""
     tables: tuple[dict[Hashable, list[Arguments]], ...] = ({}, {}, {})
     for sample in samples:
         sizes = [tensor.numel() for tensor in tensors_in(list(sample))]
@@ -410,10 +399,7 @@ HANGS = "it takes too long"
 
 
 def try_all(trials: Sequence[Callable[[], Any]]) -> Iterator[tuple[Any, str]]:
-    """Run functions in child processes; yield each one's result as JSON types, and its error or an empty string.
-
-    Call this before the process starts an accelerator or a capture, because the forked children inherit both.
-    """
+    """Run functions in child processes; yield each one's result as JSON types, and its error or an empty string."""
     done = 0
     while done < len(trials):
         for outcome in _try_from(trials, done):
@@ -511,7 +497,7 @@ def schema_entry(function: Any, indices: Mapping[torch.dtype, int]) -> OperatorE
 
 
 def find_samples(function: Any, seed: int) -> dict[str, int]:
-    """Return, by dtype name, the index in `schema_samples` of a sample that runs; raise an error if there is none."""
+    """Return, by dtype name, the index in `schema_samples` of a sample that runs."""
     indices: dict[str, int] = {}
     failures: list[Exception] = []
     with warnings.catch_warnings():

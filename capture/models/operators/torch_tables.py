@@ -1,6 +1,5 @@
-"""Operators that can be called with sample inputs: those in torch's test tables, by category, and all registered ones.
-
-A table that a version of torch lacks counts as empty.
+"""Operators that can be called with sample inputs: those in torch's test tables, by category, and all registered
+ones.
 """
 
 from __future__ import annotations
@@ -30,10 +29,8 @@ class OperatorEntry:
 
     name : name in torch's table, such as `nn.functional.relu`; for a registered operator `my_ops.scale.default`
     in_place : variant that writes into its first argument, or None
-    dtypes : function that returns the supported dtypes on a device
     differentiable : function that returns the dtypes whose gradients are supported on a device
-    samples : function that yields arguments for a device and dtype, with or without gradients; random values come from
-        the generators of torch, numpy and Python
+    samples : function that yields arguments for a device and dtype, with or without gradients
     """
 
     name: str
@@ -69,7 +66,6 @@ _has_kernel_for = _places.take(
 
 
 def registered_operators() -> Iterator[Any]:
-    """Yield registered overloads, sorted by name."""
     for full_name in sorted(_all_names()):
         namespace, _, rest = full_name.partition("::")
         packet, _, overload = rest.partition(".")
@@ -190,7 +186,7 @@ _LOCK = "__allow_nonbracketed_mutation_flag"
 
 
 def table_entries() -> Iterator[OperatorEntry]:
-    """Yield all operators in torch's tables; raise `UserError` if a package that the tables import is missing."""
+    """Yield all operators in torch's tables."""
     needed("expecttest", EXTRA)
     with _unchanged_process():
         operators = _operators()
