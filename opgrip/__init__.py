@@ -1,9 +1,4 @@
-"""Record what a PyTorch model really runs, and run every recorded call again anywhere.
-
-The packages are `opgrip.capture`, `opgrip.replay`, `opgrip.samples`, `opgrip.tools` and `opgrip.traces`. They and the
-public names are loaded on first use. `capture` and `replay` are packages, whose functions of the same name are
-imported by `from opgrip.capture import capture` and `from opgrip.replay import replay`.
-"""
+"""Record what a PyTorch model really runs, and run every recorded call again anywhere."""
 
 from __future__ import annotations
 

@@ -1,12 +1,4 @@
-"""User errors, format errors, and functions that distinguish a program's exceptions from faults of a hook.
-
-A hook of the capture runs in the middle of the program, so an exception can reach it that is meant for the program:
-from a signal handler that raises, from `PyThreadState_SetAsyncExc` (timeouts of threads), or from a debugger's trace
-function. The hook must pass such an exception on. A fault of the hook itself must only cost a record.
-
-The functions decide by the line that raised the exception, not by the exception's type. Code of the program that a hook
-calls, such as an object's `__repr__`, counts as part of the hook, because it would not have run without a capture.
-"""
+"""User errors, format errors, and functions that distinguish a program's exceptions from faults of a hook."""
 
 from __future__ import annotations
 
@@ -40,7 +32,7 @@ def raise_if_from_program(error: BaseException) -> None:
 
 
 def is_from_program(error: BaseException) -> bool:
-    """Return True if an error is not an `Exception`, or a signal handler, trace function or other thread raised it."""
+    """Return True if an exception is meant for the program, such as one that a signal handler raised."""
     if not isinstance(error, Exception):
         return True
     entries = list(_entries(error.__traceback__))
@@ -120,10 +112,9 @@ class UserError(Exception):
 
 
 class NothingSelectedError(UserError):
-    """Raised if a trace contains nothing that the user selected. A command with several traces ignores it if another
-    trace contains something that was selected.
+    """Raised if a trace contains nothing that the user selected.
 
-    advice : last part of the hint, such as a better pattern to try, which is also useful if the user named other traces
+    advice : last part of the hint, such as a better pattern to try
     """
 
     advice = ""
@@ -171,7 +162,7 @@ def one_line(error: BaseException, most: int = 200) -> str:
 
 
 def shortened(text: str, most: int) -> str:
-    """Return a text of at most `most` characters; a longer one is cut between words and ends in ` ...`."""
+    """Return a text of at most `most` characters; a longer one is cut and ends in ` ...`."""
     if len(text) <= most:
         return text
     start = text[: most - 3]
@@ -182,7 +173,7 @@ MOST = 1000  # maximum number of characters of an unknown error's message
 
 
 def place_of(error: BaseException) -> str:
-    """Return ` at FILE:LINE` for the innermost line of an error in the user's code; empty if there is none."""
+    """Return ` at FILE:LINE` for the innermost line of an error in the user's code."""
     files = [(entry.tb_frame.f_code.co_filename, entry.tb_lineno) for entry in _entries(error.__traceback__)]
     own = [(name, line) for name, line in files if name.endswith(".py") and not _LIBRARY.search(name)]
     return f" at {own[-1][0].rpartition('/')[2]}:{own[-1][1]}" if own else ""

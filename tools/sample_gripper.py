@@ -44,7 +44,6 @@ DLOP_ENTRY = "class_entry"  # name of `entry` in DLOP-Bench's grip
 class Gripping:
     """Functions whose calls are recorded until `close` is called, or the `with` block or the program ends.
 
-    written : folders of the written samples
     refused : reason why a function could not be gripped, by function name
     """
 
@@ -55,7 +54,7 @@ class Gripping:
         atexit.register(self.close)
 
     def close(self) -> None:
-        """Stop recording and write the samples. Calling this method again does nothing."""
+        """Stop recording and write the samples."""
         grips, self._grips = self._grips, None
         if grips is None:
             return

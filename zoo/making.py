@@ -1,6 +1,5 @@
-"""Records traces of the zoo: runs the capture in a separate process, compresses the trace, and collects its statistics.
-
-`python -m opgrip.zoo.making ARGUMENTS` is the process that times a step of the model without capture.
+"""Records traces of the zoo: runs the capture in a separate process, compresses the trace, and collects its
+statistics.
 """
 
 from __future__ import annotations
@@ -109,11 +108,7 @@ def command_of(path: Path) -> list[str] | None:
 
 
 def short_quantiles(quantiles: Sequence[float]) -> list[float]:
-    """Return quantiles rounded to few digits where this keeps them in the same order.
-
-    The first and last are not rounded, because they are the range of the values. Equal ones are not rounded either,
-    because they show that many values are the same.
-    """
+    """Return quantiles rounded to few digits where this keeps them in the same order."""
     shortened = list(quantiles)
     for index in range(1, len(quantiles) - 1):
         before, value, after = quantiles[index - 1 : index + 2]
@@ -183,11 +178,10 @@ def is_current(trace: ZooTrace, folder: Path = MODELS) -> bool:
 def make_trace(
     trace: ZooTrace, folder: Path = MODELS, timeout_s: float = TIMEOUT_S, times_step: bool = True
 ) -> ZooTrace:
-    """Record a trace of the zoo into a folder, and return its description with the data on the new file. Raises
-    UserError if the capture fails, crashes or takes too long; the folder is then unchanged.
+    """Record a trace of the zoo into a folder, and return its description with the data on the new file.
 
     timeout_s : seconds after which a process is killed
-    times_step : True to time a step without capture in another process; if False, its time is stored as 0
+    times_step : True to time a step without capture in another process
     """
     with tempfile.TemporaryDirectory() as scratch:
         plain = Path(scratch) / f"{trace.name}.jsonl"
@@ -199,9 +193,8 @@ def make_trace(
 
 
 def differences_of_new_recording(trace: ZooTrace, shipped: Path, timeout_s: float = TIMEOUT_S) -> list[str]:
-    """Record a trace again, and return a line for each signature whose number of calls differs from the shipped trace.
-
-    timeout_s : seconds after which the capture is killed
+    """Record a trace again, and return a line for each signature whose number of calls differs from the shipped
+    trace.
     """
     from opgrip.traces import load
     from opgrip.traces.analysis.differences import compare_traces

@@ -41,10 +41,7 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)  # error numbers 
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """Parser of arguments whose errors are one line, and whose help keeps the line breaks of description and epilog.
-
-    surplus : hint printed in the error if the command line has a positional argument too many
-    """
+    """Parser of arguments whose errors are one line, and whose help keeps the line breaks of description and epilog."""
 
     def __init__(self, *args: object, surplus: str = "", **kwargs: object) -> None:
         self._surplus = surplus
@@ -55,10 +52,7 @@ class OneLineParser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Any = None, namespace: Any = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """Parse the arguments; an error names the command or subcommand that received an unknown argument.
-
-        If the command takes several files as positional arguments, options may stand between them.
-        """
+        """Parse the arguments; an error names the command or subcommand that received an unknown argument."""
         namespace, unknown = super().parse_known_args(args, namespace)
         several = next((action for action in self._get_positional_actions() if action.nargs in {"*", "+"}), None)
         for argument in unknown:
@@ -134,11 +128,7 @@ class _ShowVersion(argparse.Action):
 def run_command(
     parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace], int], argv: Sequence[str] | None
 ) -> int:
-    """Parse a command's arguments, call `run` with them, and return the exit status of the process.
-
-    The status is the return value of `run`; 2 after a `UserError`, which is printed as one line, or for output that
-    cannot be written; 130 after Ctrl-C; 0 if a program that reads the output, such as `head`, ends before the command.
-    """
+    """Parse a command's arguments, call `run` with them, and return the exit status of the process."""
     open_closed_streams()
     args = parser.parse_args(argv)
     prog = getattr(args, "prog", parser.prog)
@@ -224,9 +214,8 @@ WILD = "*?[]"
 
 
 def did_you_mean(word: str, names: Collection[str], otherwise: str = "", form: str = "{}") -> str:
-    """Return the hint `did you mean x or y?`, with the names whose spelling is like that of a mistyped word.
+    """Return the hint `did you mean x or y?` with names similar to a mistyped word, or `otherwise` if there are none.
 
-    otherwise : text to return if no name is similar to the word
     form : format string of each name in the hint, such as `--{}`
     """
     lower = {name.lower(): name for name in names}

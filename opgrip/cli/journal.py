@@ -31,17 +31,11 @@ def other_options(stored: Any, identity: Mapping[str, Any]) -> str:
 class Journal(Generic[T]):
     """The finished items of a run, in memory and in a file, so that another run can continue with the others.
 
-    The first line of the file holds the settings of the run, each further line one item. A file without items is
-    removed when the `with` block ends; any other file stays until the caller removes it.
-
     path : the file; None to keep the items in memory only
     identity : settings of the run; a file that was written with other settings cannot be resumed
-    resume : True to continue with the items that the file has
-    replace : True to discard the items that the file has
-    blamed : file that the error message names if the journal cannot be written; None to name the journal
-    describe : called with the settings in the file and the settings of this run if they differ; returns words for the
-        error message, such as `of a run with other options`
-    items : items read from the file, followed by the added items
+    blamed : file that the error message names if the journal cannot be written
+    describe : takes the settings in the file and those of this run; returns words on their difference for the error
+        message
     """
 
     def __init__(

@@ -109,7 +109,7 @@ def interval(text: str) -> float:
 
 
 def byte_count(text: str) -> int:
-    """Return the number of bytes for a text such as `8GB`, in powers of 1000; less than 1 MiB is refused."""
+    """Return the number of bytes for a text such as `8GB`, in powers of 1000."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", text.strip().lower())
     if match is None or float(match[1]) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 8GB")

@@ -1,14 +1,4 @@
-"""Options, each declared once as a field, for the command line and for keywords of Python calls.
-
-::
-
-    @dataclass(frozen=True, slots=True)
-    class Effort:
-        warmup: int = option(2, "untimed runs before the timed ones", parse=not_negative)
-
-Such a class defines the flags of a command line, the keywords of a Python call, the table in the docs, and the object
-with plain values that the code receives.
-"""
+"""Options, each declared once as a field, for the command line and for keywords of Python calls."""
 
 from __future__ import annotations
 
@@ -43,17 +33,12 @@ class Option:
     word : name of the option without `--` and with `_` in place of `-`; None if it is the field's name
     short : one-letter flag such as `-o`
     parse : returns the value from its text; None to keep the text
-    metavar : placeholder of the value in the help; None for the one in `METAVARS`, or argparse's default
-    choices : allowed values; None if all are allowed
+    metavar : placeholder of the value in the help
     repeated : True if the option can be given several times; the value is then a tuple
     several : True if several values can follow the option; the value is then a tuple
-    role : how the option affects the results of a replay: one of the constants of this module such as `CASES`; empty
-        for other commands
-    column : column of the results that stores the value of an option with the role IDENTITY; empty if it is named like
-        the option
+    role : how the option affects the results of a replay: one of the constants of this module such as `CASES`
     only : names of the inputs that the option applies to, such as `traces`; empty if it applies to all inputs
-    needs : flags, such as `--engine ray`, at least one of which must be set with the option; empty if it needs none
-    common : True if `--help` shows the option, False if only `--help-all` does
+    needs : flags, such as `--engine ray`, at least one of which must be set with the option
     """
 
     help: str | Callable[[], str]
@@ -150,7 +135,7 @@ def flag_of(word: str) -> str:
 def refuse_options(args: argparse.Namespace, declared: Sequence[type], purposes: Sequence[str], hint: str) -> None:
     """Raise `UserError` if an option is set that does not apply to the command's inputs.
 
-    purposes : kinds of input that the command does not have; an option with one of them in `only` must not be set
+    purposes : kinds of input that the command does not have
     """
     for group in declared:
         for _, word, default, about in options_in(group):
@@ -184,7 +169,6 @@ def arguments_of(
     words : command-line arguments to parse in addition to the keywords
     keywords : values by option name, with `_` in place of `-`; None selects the default
     excluded : names of options that are not keywords
-    only : names of the accepted options, or None for all
     """
     args = parser.parse_args(words)
     others = {*OF_COMMANDS, *excluded}

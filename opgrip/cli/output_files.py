@@ -64,7 +64,7 @@ def check_writable(path: Path, force: bool) -> None:
 
 
 def check_output(path: Path | None, force: bool, suffixes: Sequence[str] = ()) -> None:
-    """Raise `UserError` if `path`, unless None, cannot be written, exists without `force`, or has a wrong suffix."""
+    """Raise `UserError` if an output file must not or cannot be written, or has a wrong suffix."""
     if path is None:
         return
     if suffixes and (path.name in suffixes or not path.name.endswith(tuple(suffixes))):
@@ -89,7 +89,7 @@ def cannot_be_written(path: str | Path, error: BaseException) -> UserError:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return an error's message in lower case; for an `OSError` only the system's text, without number and path."""
+    """Return an error's message in lower case."""
     return ((error.strerror if isinstance(error, OSError) else None) or str(error)).lower()
 
 
@@ -110,7 +110,7 @@ def open_ordinary(path: Path) -> IO[bytes]:
 
 
 def give_name(part: Path, path: Path, force: bool) -> None:
-    """Rename a finished temporary file to the output file; raise `ExistingFileError` if that exists without `force`."""
+    """Rename a finished temporary file to the output file."""
     if not force:
         try:
             os.link(part, path)
@@ -127,13 +127,13 @@ def give_name(part: Path, path: Path, force: bool) -> None:
 
 
 def discard(file: IO[bytes]) -> None:
-    """Remove an open temporary file, if it still has the name under which it was created."""
+    """Remove an open temporary file."""
     with suppress(OSError):
         Path(file.name).unlink()
 
 
 def abandon(file: IO[bytes]) -> None:
-    """Redirect an open temporary file to the null device, in a forked process, which must not write to the file."""
+    """Redirect an open temporary file to the null device, for a forked process that must not write to the file."""
     if file.closed:
         return
     nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -165,7 +165,7 @@ def write_json(data: Any, path: Path, force: bool, **options: Any) -> None:
 
 
 def csv_text(names: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
-    """Return rows as CSV text; None and NaN become empty cells, and unprintable characters and formulas are escaped."""
+    """Return rows as CSV text, in which formulas and unprintable characters are escaped."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(names)
@@ -188,10 +188,7 @@ def write_parquet_table(frame: pd.DataFrame, file: IO[bytes], metadata: Mapping[
 
 @contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
-    """Create a temporary folder for the block, and rename it to `path` if the block raises no exception.
-
-    Raises `ExistingFileError` if `path` exists, because a folder may contain other files.
-    """
+    """Create a temporary folder for the block, and rename it to `path` if the block raises no exception."""
     if path.exists() or path.is_symlink():
         raise ExistingFileError(f"{path} exists", "name a folder that does not exist")
     part = partial_path(path)

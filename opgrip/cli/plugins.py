@@ -1,7 +1,4 @@
-"""Plug-ins, optional packages, and public names imported on first use.
-
-A plug-in is a module in the package for its kind of plug-in, or an entry point of an installed package.
-"""
+"""Plug-ins, optional packages, and public names imported on first use."""
 
 from __future__ import annotations
 
@@ -26,8 +23,7 @@ class MissingPackageError(UserError):
 
 
 def needed(module: str, extra: str = "") -> Any:
-    """Import and return a module that loads slowly, or whose package is optional; raise `MissingPackageError` if it is
-    missing.
+    """Import and return a module that loads slowly, or whose package is optional.
 
     extra : name of the extra of opgrip that lists the package; empty if none does
     """
@@ -40,7 +36,7 @@ def needed(module: str, extra: str = "") -> Any:
 
 
 def install_command(extra: str) -> str:
-    """Return the command that installs the packages of an extra of opgrip; empty if there is no such extra."""
+    """Return the command that installs the packages of an extra of opgrip."""
     packages = _packages_of(extra)
     return f"pip install {' '.join(map(shlex.quote, packages))}" if packages else ""
 
@@ -119,10 +115,7 @@ class _NamedLikeItsFunction(ModuleType):
 
 
 def lazy_names(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return `__getattr__` and `__dir__` of a package, which import its public names on first use (PEP 562).
-
-    modules : by public name, the full name of the module that defines it; for a public submodule, its own full name
-    """
+    """Return `__getattr__` and `__dir__` of a package, which import its public names on first use (PEP 562)."""
 
     def get(name: str) -> Any:
         if name not in modules:

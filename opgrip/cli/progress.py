@@ -76,12 +76,9 @@ class Reporter:
 
     @contextmanager
     def doing(self, text: str, total: int | None = None, measures: bool = True) -> Iterator[Advance]:
-        """Display the progress of a task while the block runs. The block gets a function to call after each finished
-        step.
+        """Display the progress of a task; the block gets a function to call after each finished step.
 
-        The display is drawn in that call, because a thread that draws it would disturb measurements.
-
-        measures : True if the task measures times; if False, a thread updates the elapsed time between steps
+        measures : True if the task measures times
         """
         if not self._can_redraw:
             self.begin(text)
@@ -109,10 +106,7 @@ class Reporter:
 
     @contextmanager
     def following(self, text: str) -> Iterator[ProgressCallback]:
-        """Display the progress of a task with several parts, whose numbers of steps are not known in advance.
-
-        The block gets a function to call with the name of the current part, its finished steps and its number of steps.
-        """
+        """Display the progress of a task with several parts; the block gets a function to call with it."""
         if not self._can_redraw:
             self.begin(text)
             yield ignore_progress
@@ -159,7 +153,7 @@ class Reporter:
         return ([TextColumn("{task.description}", markup=False)] if text else []) + shown, text
 
     def reading(self, path: str | Path) -> AbstractContextManager[object]:
-        """Return a context manager that displays `reading PATH, SIZE MB` during its block if the file is large."""
+        """Return a context manager that displays that a large file is read."""
         try:
             size = Path(path).stat().st_size
         except OSError:
@@ -173,7 +167,7 @@ def has_widgets() -> bool:
 
 
 class QuietReporter(Reporter):
-    """Reporter for calls from Python: displays progress on a terminal or in Jupyter, and issues notices as warnings."""
+    """Reporter for calls from Python, which issues notices as warnings."""
 
     def say(self, text: str) -> None:
         warnings.warn(text, stacklevel=3)

@@ -32,10 +32,7 @@ _CUT_NUMBER = re.compile(r"[\d.]*\d\.?$")
 
 
 def shorten(text: str, most: int = MOST) -> str:
-    """Return the text with unprintable characters escaped, cut to `most` characters with `…` at the end.
-
-    A number at the cut is left out completely, since a part of it would be a wrong number.
-    """
+    """Return the text with unprintable characters escaped, cut to `most` characters with `…` at the end."""
     # cut first, because a trace may hold texts of megabytes
     shown = printable(text[: most + 1])
     if len(shown) <= most:

@@ -1,7 +1,4 @@
-"""Matplotlib plots in one style, with identical files for identical data, and HTML for notebooks.
-
-Text from traces and results is not parsed as mathematics, and can be searched in .svg and .pdf files.
-"""
+"""Matplotlib plots in one style, with identical files for identical data, and HTML for notebooks."""
 
 from __future__ import annotations
 
@@ -40,7 +37,7 @@ DOTS_PER_INCH, PIXELS_PER_INCH = 150, 100
 
 
 def check_plottable(path: Path) -> None:
-    """Raise `UserError` if a path lacks the suffix of a supported image format, or if matplotlib is not installed."""
+    """Raise `UserError` if matplotlib is not installed or cannot write files with the path's suffix."""
     if path.suffix.removeprefix(".") not in METADATA:
         names = ", ".join(f".{kind}" for kind in METADATA)
         raise UserError(
@@ -55,8 +52,7 @@ def write_figure(draw: Callable[[], Figure], kind: str, file: IO[bytes]) -> None
 
 
 def new_figure(title: str, rows: int = 1, columns: int = 1, **options: Any) -> tuple[Figure, list[Axes]]:
-    """Return a figure with `rows` times `columns` plots, and the axes of the plots: first row first, each from left to
-    right.
+    """Return a figure with `rows` times `columns` plots, and the axes of the plots, row by row.
 
     options : arguments of `matplotlib.figure.Figure.subplots`, and `size`, the (width, height) of the figure in inches
     """

@@ -29,14 +29,10 @@ class TableColumn:
     """A column of a printed table: its heading, and how its cells are computed and fitted to the terminal.
 
     value : name of the attribute of a row that the cell shows, or a function of the row; `-` is printed for None
-    form : format specification of Python for the value, such as `,.1f`; such cells are right-aligned and never wrapped;
-        empty for text
+    form : format specification of Python for the value, such as `,.1f`; empty for text
     rank : on a narrow terminal, columns with the highest rank are left out first; columns with rank 0 never
     least : number of characters to which a column of text may be narrowed before other columns are left out
-    below : True to print each cell below its row if the table is wider than the terminal, or a cell is very long
-    is_command : True if the cells are shell commands; below its row, a command is printed on one line, to be copied
     most : number of characters to which a longer cell is cut
-    when : function of a row; the column is printed if it is true for at least one row; None to print it always
     """
 
     heading: str
@@ -65,7 +61,7 @@ def print_table(
     title: str = "",
     style: Callable[[Any], str | None] = lambda row: None,
 ) -> None:
-    """Print a table that fits the width of the terminal, or without a terminal each column as wide as its longest text.
+    """Print a table that fits the width of the terminal.
 
     style : returns the rich style of a row, such as `bold`, or None
     """

@@ -1,7 +1,4 @@
-"""Records that an accelerator keeps of its kernels, copies and fills, and of the launches that started them.
-
-torch's profiler collects these records. Its interfaces are private and differ between versions of torch.
-"""
+"""Records that an accelerator keeps of its kernels, copies and fills, and of the launches that started them."""
 
 from __future__ import annotations
 
@@ -42,10 +39,7 @@ def injected_profiler() -> str | None:
 
 
 class ActivityProfile:
-    """A profile by torch's profiler with the activities of the accelerator and their launches.
-
-    It uses the private profiler interface, because `torch.profiler.profile` would issue a warning in the program.
-    """
+    """A profile by torch's profiler with the activities of the accelerator and their launches."""
 
     def __init__(self) -> None:
         kind = next(iter(recorded_activities()), None)
@@ -112,9 +106,7 @@ class LaunchedWork:
 
     thread : the system's id of the launching thread, or the lower 32 bits of Python's id
     at_ns, launched_ns : times at which the launch began and returned
-    duration_ns : duration of the kernel, copy or fill
     launch : correlation number of the launch; a launch may start several kernels
-    start_ns : time at which the kernel, copy or fill began on the accelerator
     """
 
     name: str
@@ -131,7 +123,7 @@ class LaunchedWork:
 
 
 def launched_by(events: Sequence[Any], distance_ns: int = 0) -> list[LaunchedWork]:
-    """Return the kernels, copies and fills of a profile by their starts; those without a known launch are left out.
+    """Return the kernels, copies and fills of a profile that have a known launch, by their starts.
 
     distance_ns : time by the system's clock, which the events use, minus time by the clock of the returned times
     """
@@ -158,7 +150,7 @@ def launched_by(events: Sequence[Any], distance_ns: int = 0) -> list[LaunchedWor
 
 
 def records_work(device: str) -> bool:
-    """Return True if torch's profiler can record a device's work now: no other profiler may be recording."""
+    """Return True if torch's profiler can record a device's work now."""
     return (
         torch.device(device).type in recorded_activities() and running_profile() is None and injected_profiler() is None
     )
@@ -166,9 +158,7 @@ def records_work(device: str) -> bool:
 
 @contextmanager
 def recorded_work() -> Iterator[list[LaunchedWork]]:
-    """Record the work of the accelerator during the block: kernels, copies and fills. The yielded list is filled at the
-    end.
-    """
+    """Record the work of the accelerator during the block, and fill the yielded list at its end."""
     work: list[LaunchedWork] = []
     profile = ActivityProfile()
     profile.start()

@@ -1,8 +1,4 @@
-"""Detection of disturbed measurements: other programs used the processors, or page faults were slow.
-
-Timing a loop in the main thread does not detect this: a parallel operator waits at each barrier for a thread that got
-no processor, and takes a hundred times as long, while the main thread runs undisturbed.
-"""
+"""Detection of disturbed measurements: other programs used the processors, or page faults were slow."""
 
 from __future__ import annotations
 
@@ -52,7 +48,6 @@ class Usage:
     """How long the processors that this process may run on were used up to the time `at_ns`, in ns summed over them.
 
     busy_ns : time in which a processor ran any program, or which a hypervisor took, since the machine was booted
-    stolen_ns : the part of `busy_ns` that a hypervisor took
     own_ns : time in which a processor ran this process, or one that works for it
     """
 
@@ -64,8 +59,6 @@ class Usage:
 
 class Contention:
     """Detects that the threads of this process, or of processes that work for it, had to wait for processors.
-
-    If the kernel does not count the waits of each thread, involuntary context switches are counted instead.
 
     threads : number of threads that run at the same time; None for the number that torch uses for one operator
     ignored : native id of a thread whose waits are not counted
@@ -113,8 +106,7 @@ class Contention:
         )
 
     def is_contended(self, since: Waits | None = None, run_ns: float | None = None) -> bool:
-        """Return True if in a period that ends now the measured threads waited too long for a processor while other
-        programs used processors, or if a hypervisor recently took too much time.
+        """Return True if the measured threads waited too long for processors in a period that ends now.
 
         since : waits read at the start of the period; None if the period began with the previous call of this method
         run_ns : duration of the measured run within the period; None for the whole period
@@ -135,8 +127,7 @@ class Contention:
         return time_ns - WAKING_NS * count > SHARE * run_ns if self._files else count > 0
 
     def is_run_contended(self, marks: Sequence[Waits], run_ns: float) -> bool:
-        """Return True if a run that ends now was slower because its threads waited for a processor, during or shortly
-        before it.
+        """Return True if a run that ends now was slower because its threads waited for a processor.
 
         marks : waits read at the start of each of the latest runs, of which this run is the last
         """
@@ -211,11 +202,7 @@ class Contention:
 
 
 def let_threads_sleep() -> None:
-    """Wait until the other threads of this process use no processor.
-
-    After a parallel operator, the threads of a pool wait for the next one for milliseconds without leaving their
-    processor: the threads of another pool, or of another process, would have to share it with them.
-    """
+    """Wait a short time for the other threads of this process to leave their processors."""
     began = perf_counter_ns()
     others_ns, until_ns = process_time_ns() - thread_time_ns(), began + SPIN_NS
     while began < until_ns:
@@ -238,11 +225,8 @@ TICK_NS = 4_000_000  # time in ns of one tick, the unit in which most kernels co
 
 
 def is_slow(faults: float, system_ns: float, usual_ns: float) -> bool:
-    """Return True if the time that the kernel spent on page faults exceeds the usual time by more than random
-    variation.
+    """Return True if the time that the kernel spent on page faults exceeds the usual time by more than chance.
 
-    faults : number of page faults in the run
-    system_ns : time that the kernel spent in the run
     usual_ns : usual time of a page fault
     """
     usual = faults * usual_ns / TICK_NS
@@ -252,10 +236,7 @@ def is_slow(faults: float, system_ns: float, usual_ns: float) -> bool:
 
 @functools.cache
 def usual_fault_ns() -> float | None:
-    """Measure the usual time of a page fault in ns; None if it cannot be measured here.
-
-    The measurement frees pages and writes to them again, since the system provides recently freed pages without delay.
-    """
+    """Measure the usual time of a page fault in ns."""
     if not hasattr(mmap, "MADV_DONTNEED") or _has_huge_pages():
         return None
     with mmap.mmap(-1, PROBED_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:

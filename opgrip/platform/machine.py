@@ -25,7 +25,7 @@ SHARE_OF_FREE = 0.9  # share of free memory that cases may use
 
 
 def page_size(header: Mapping[str, Any]) -> int | None:
-    """Return the size of a memory page from a trace's header; None if missing or implausible."""
+    """Return the size of a memory page from a trace's header."""
     page = header.get("page_size")
     return page if type(page) is int and 0 < page <= LARGEST_PAGE else None
 
@@ -59,7 +59,7 @@ def _processor_name() -> str:
 
 
 def last_cache_bytes(device: str) -> int:
-    """Return the size of the last-level cache that a core of the CPU, or the accelerator, uses; 32 MB if unknown."""
+    """Return the size of the last-level cache that a core of the CPU, or the accelerator, uses."""
     module = _module_of(device)
     if module is not None:
         properties = module.get_device_properties(device) if hasattr(module, "get_device_properties") else None
@@ -75,13 +75,13 @@ def last_cache_bytes(device: str) -> int:
 
 
 def available_memory(device: str) -> int | None:
-    """Return how many bytes replayed cases may use on a device: a share of the free memory, or None if unknown."""
+    """Return how many bytes replayed cases may use on a device, a share of the free memory."""
     free = free_memory(device)
     return None if free is None else int(SHARE_OF_FREE * free)
 
 
 def free_memory(device: str) -> int | None:
-    """Return the number of free bytes on a device, or on the CPU in this container; None if unknown."""
+    """Return the number of free bytes on a device, or on the CPU in this container."""
     module = _module_of(device)
     if module is not None:
         return int(module.mem_get_info(device)[0]) if hasattr(module, "mem_get_info") else None
@@ -133,7 +133,7 @@ def parse_device(name: str) -> torch.device:
 
 
 def check_device(name: str) -> torch.device:
-    """Return the torch device with a name such as `cuda:1`; raise `UserError` if it is unknown or not present here."""
+    """Return the torch device with a name such as `cuda:1`, if it is present here."""
     import torch
 
     device = parse_device(name)
@@ -147,10 +147,7 @@ def check_device(name: str) -> torch.device:
 
 
 def measure_once(what: str, device: str, measure: Callable[[], tuple[float, ...]]) -> tuple[float, ...]:
-    """Return the numbers that `measure` returns, or those of an earlier call on this machine from a cache.
-
-    Each result in the cache belongs to one measurement, device, processor, number of threads and version of torch.
-    """
+    """Return the numbers that `measure` returns, or those of an earlier call on this machine from a cache."""
     import torch
 
     key = [what, device, *processor(device), f"{torch.get_num_threads()} threads", f"torch {torch.__version__}"]
@@ -191,9 +188,9 @@ KINDS = ("GPU", "MIG")  # prefixes of device identifiers: whole GPUs and MIG ins
 
 
 class Gpu:
-    """Counters and properties of an NVIDIA GPU: a missing counter is None, a missing property is left out.
+    """Counters and properties of an NVIDIA GPU.
 
-    handle : NVML's handle of the GPU or MIG instance; clocks and limits are read from the whole GPU
+    handle : NVML's handle of the GPU or MIG instance
     """
 
     def __init__(self, nvml: Any, handle: Any) -> None:
@@ -203,7 +200,7 @@ class Gpu:
         self._whole = handle if whole is None else whole
 
     def energy_mj(self) -> float | None:
-        """Return the energy used since the GPU's driver was loaded; None for older GPUs and MIG instances."""
+        """Return the energy used since the GPU's driver was loaded."""
         return _number(self._read("nvmlDeviceGetTotalEnergyConsumption", self._handle))
 
     def power_mw(self) -> float | None:
@@ -218,7 +215,7 @@ class Gpu:
         return None if memory is None else int(memory.free)
 
     def throttle_reasons(self) -> list[str]:
-        """Return NVML's names of the reasons why the GPU's clock is lowered now; empty if no reason is known."""
+        """Return NVML's names of the reasons why the GPU's clock is lowered now."""
         mask = self._read("nvmlDeviceGetCurrentClocksEventReasons", self._whole)
         if mask is None:
             mask = self._read("nvmlDeviceGetCurrentClocksThrottleReasons", self._whole)
@@ -263,7 +260,7 @@ class Gpu:
 
 
 def open_gpu(device: str) -> Gpu:
-    """Return the counters of a GPU for `--energy`; raise `UserError` if they cannot be read."""
+    """Return the counters of a GPU for `--energy`."""
     if device.partition(":")[0] != "cuda":
         raise UserError(f"--energy needs an NVIDIA GPU, and {device} is not one", "remove --energy")
     try:

@@ -1,7 +1,4 @@
-"""Peak bandwidth of each memory level of a machine, arithmetic rates by dtype, and launch time of an operator.
-
-They are measured once and stored in a file. The fastest run counts, because no run can exceed the peak.
-"""
+"""Peak bandwidth of each memory level of a machine, arithmetic rates by dtype, and launch time of an operator."""
 
 from __future__ import annotations
 
@@ -45,7 +42,6 @@ class Level:
 
     name : `L1`, `L2`, `L3`, `memory`
     size : bytes; None for the main memory
-    sharing : number of processors that share the cache
     bandwidth : GB/s of a copy, reads plus writes, by number of threads
     """
 
@@ -63,10 +59,9 @@ class Peaks:
     """Peak bandwidths and arithmetic rates of a device, and launch times of operators on it.
 
     machine : name of the processor or GPU, and other facts on which the peaks depend
-    threads : largest number of threads that was measured
     levels : memory levels, nearest cache first
     rates : Gflop/s of a matrix product by dtype and number of threads
-    launch_us : time of an operator on a tensor of one element, to launch it and to allocate its result
+    launch_us : time of an operator on a tensor of one element
     dispatch_us : time of an operator that makes a view
     """
 
@@ -88,10 +83,7 @@ class Peaks:
         return _between(level.bandwidth, threads)
 
     def rate(self, dtype: str | None, threads: int) -> float | None:
-        """Return the arithmetic rate in Gflop/s for a dtype or `TF32`; None if unknown.
-
-        A float8 dtype that was not measured has the rate of another float8 dtype; any other dtype has that of float32.
-        """
+        """Return the arithmetic rate in Gflop/s for a dtype or `TF32`."""
         rates = self.rates.get(dtype or "")
         if rates is None and (dtype or "").startswith(FLOAT8):
             rates = next((rates for name, rates in self.rates.items() if name.startswith(FLOAT8)), None)
@@ -107,7 +99,7 @@ def peaks_path(device: str) -> Path:
 
 
 def read_cached_peaks(device: str) -> Peaks | None:
-    """Return the bandwidths and rates measured earlier on this machine; None if there are none, or they are damaged."""
+    """Return the bandwidths and rates measured earlier on this machine."""
     try:
         return from_json(json.loads(peaks_path(device).read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError):
@@ -144,7 +136,7 @@ def from_json(fields: dict[str, Any]) -> Peaks:
 
 
 def find_implausible_rate(peaks: Peaks) -> str | None:
-    """Return a description of an accelerator's slowest arithmetic rate if it is too low to be real, else None."""
+    """Describe an accelerator's slowest arithmetic rate if it is too low to be real."""
     rates = {dtype: max(rate_by_threads.values()) for dtype, rate_by_threads in peaks.rates.items()}
     if peaks.device == "cpu" or not rates:
         return None
@@ -173,10 +165,7 @@ CACHES = "/sys/devices/system/cpu/cpu0/cache"
 
 
 def levels(device: str, threads: Sequence[int]) -> list[Level]:
-    """Measure the bandwidth of caches and main memory; on the CPU for each number of copying threads in `threads`.
-
-    If a level seems slower than the next one, it gets the bandwidth of that one.
-    """
+    """Measure the bandwidth of caches and main memory; on the CPU for each number of copying threads in `threads`."""
     if torch.device(device).type == "cpu":
         levels = [*_cpu_caches(threads), memory(device, threads)]
     else:
@@ -293,9 +282,7 @@ def _on_device_s(run: Callable[[], None], device: str, repeats: int = REPEATS) -
 
 
 def best_s(run: Callable[[], object], enough_s: float = 1.0) -> float:
-    """Return the time of the fastest run in seconds, after a run that is not timed. A run that takes longer than
-    `enough_s` is not repeated.
-    """
+    """Return the time of the fastest run in seconds, after a run that is not timed."""
     run()
     start = perf_counter()
     run()
@@ -315,9 +302,8 @@ def _count(listed: str) -> int:
 
 
 def bandwidth(device: str = "cpu") -> float:
-    """Return the memory bandwidth in bytes per second, reads plus writes, that torch's threads reach on this machine.
-
-    It comes from `opgrip machine` if that command was run, else from an earlier measurement; else it is measured.
+    """Return the memory bandwidth in bytes per second, reads plus writes, that torch's threads reach on this
+    machine.
     """
     check_device(device)
     threads = torch.get_num_threads() if device == "cpu" else 1
@@ -335,7 +321,7 @@ class Datasheet:
     tflops: Mapping[str, float]
 
     def rate(self, dtype: str | None) -> float | None:
-        """Return the rate of matrix products in Gflop/s, or None if unknown; all float8 dtypes have the same rate."""
+        """Return the rate of matrix products in Gflop/s."""
         name = FLOAT8 if (dtype or "").startswith(FLOAT8) else dtype or ""
         tflops = self.tflops.get(name)
         return None if tflops is None else tflops * 1e3
@@ -369,6 +355,6 @@ _SHEETS: Mapping[str, Datasheet] = {
 
 
 def datasheet_of(name: str) -> Datasheet | None:
-    """Return the datasheet of a GPU by the name that its driver reports; None if it is unknown, as for a MIG slice."""
+    """Return the datasheet of a GPU by the name that its driver reports."""
     product = re.sub(r"^(NVIDIA|Tesla) ", "", name)
     return next((sheet for pattern, sheet in _SHEETS.items() if re.fullmatch(pattern, product)), None)

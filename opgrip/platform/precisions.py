@@ -1,8 +1,4 @@
-"""Reduced precision of float32 operators, such as TF32, which programs can set for each backend since torch 2.9.
-
-Once a program changes one of these settings, reading torch's older global settings raises an error. A setting's name is
-its path below `torch.backends`, such as `cuda.matmul`.
-"""
+"""Reduced precision of float32 operators, such as TF32, which programs can set for each backend since torch 2.9."""
 
 from __future__ import annotations
 
@@ -39,7 +35,7 @@ _OLDER = {"cuda.matmul": "cuda.matmul.allow_tf32", "cudnn.conv": "cudnn.allow_tf
 
 
 def read_precision(place: str) -> str | None:
-    """Return the precision that is set for a backend, such as `tf32`; None if torch has no such setting."""
+    """Return the precision that is set for a backend, such as `tf32`."""
     try:
         return _READERS[place]()
     except (AttributeError, RuntimeError) as error:
@@ -63,11 +59,7 @@ def set_precision(place: str, value: Any) -> None:
 
 
 def is_tf32(operator: str, context: Mapping[str, Any]) -> bool:
-    """Return True if a GPU may compute a float32 operator as TF32, given the settings recorded with the call.
-
-    Convolutions and recurrent networks have separate settings, which allow TF32 by default. A subgraph case or a sample
-    may contain all kinds of operators; for these the result is True if any setting allows TF32.
-    """
+    """Return True if a GPU may compute a float32 operator as TF32, given the settings recorded with the call."""
     values = parse_precisions(str(context.get("fp32_precision", "")))
     of_products = "tf32" if context.get("matmul_precision") in ("high", "medium") else "ieee"
     in_products = values.get("cuda.matmul", of_products) == "tf32"
@@ -97,6 +89,6 @@ def _describe(values: tuple[str | None, ...]) -> str:
 
 
 def parse_precisions(text: str) -> dict[str, str]:
-    """Return precision by name of the setting, from a text of `describe_precisions`, without unknown settings."""
+    """Return the precisions in a text of `describe_precisions`, by the name of the setting."""
     pairs = (part.partition(":") for part in text.split(","))
     return {place: value for place, _, value in pairs if place in PLACES and value in VALUES}

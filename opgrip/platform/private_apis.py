@@ -19,8 +19,7 @@ class PrivatePlaces:
         self._places: dict[str, tuple[Callable[[], bool], str]] = {}
 
     def take(self, name: str, fallback: Any, otherwise: str) -> Any:
-        """Return the torch object with a dotted name, or `fallback` if this version of torch lacks it; nothing is
-        imported.
+        """Return the torch object with a dotted name, or `fallback` if this version of torch lacks it.
 
         otherwise : what happens if torch lacks the object, as a short text for `report`
         """
@@ -29,7 +28,7 @@ class PrivatePlaces:
         return fallback if thing is None else thing
 
     def take_later(self, name: str, fallback: Any, otherwise: str) -> Callable[[], Any]:
-        """Return a function that imports an object of torch on its first call; for modules that load slowly."""
+        """Return a function that imports an object of torch on its first call."""
 
         def is_there() -> bool:
             _import_around(name)

@@ -1,11 +1,4 @@
-"""Start and watch child processes that may crash, hang or use too much memory, and report their end.
-
-`run_program` runs a command to its end. A `Child` exchanges JSON lines with this process. The child runs either a
-function in a fork, which starts fast but must not be used once torch has started threads, or a module in a new Python
-process. The child writes to its `Heartbeat` before each item and part, so that this process knows where it crashed or
-hangs. It leads a process group, so that it is killed together with its own children. A confined child runs in
-bubblewrap.
-"""
+"""Start and watch child processes that may crash, hang or use too much memory, and report their end."""
 
 from __future__ import annotations
 
@@ -47,12 +40,7 @@ class Beat:
 
 
 class Heartbeat:
-    """Shared memory in which a child process notes what it works on, for its parent.
-
-    Writing takes a fraction of a microsecond. The memory contains the number of writes and the newest entries, each
-    with a hash, by which a reader detects an incomplete entry. If a child is killed while it writes, the previous entry
-    is valid.
-    """
+    """Shared memory in which a child process notes what it works on, for its parent."""
 
     _COUNT, _ENTRY = struct.Struct("q"), struct.Struct("qqqq")
     _ENTRIES = 16
@@ -107,7 +95,6 @@ PR_SET_PDEATHSIG = 1
 class Ended:
     """Why a child ended, and the item that it worked on last.
 
-    item, part : indices of the item and of its part that the child worked on last, as in `Beat`
     status : `failed`, or `timeout` if it was killed because an item or part took too long
     reason : the reason in one line
     """
@@ -121,12 +108,10 @@ class Ended:
 class Child:
     """A child process that exchanges JSON lines with this process.
 
-    run : a function to call in a forked process, with a descriptor to read from, a descriptor to write to, and the
-        child's heartbeat; or the name of a module to run in a new Python process, which calls `receive_request` first
+    run : a function to call in a forked process, or the name of a module to run in a new Python process
     request : for a module, what `receive_request` returns there
     timeout_s : seconds that the child may work on an item, or a part of it, before it is killed; None for no limit
     confined : for a module, the folders that it may write to in bubblewrap; None to run it without bubblewrap
-    shared : for a module, descriptors of files that it inherits
     """
 
     def __init__(
@@ -383,7 +368,6 @@ def run_program(
     """Run a command in a new process group until it ends, then kill the processes that it left running.
 
     log : file to which the command's stdout and stderr are written; None to return them
-    started : called with the process id when the command has started
     """
     process = subprocess.Popen(
         command,

@@ -48,8 +48,6 @@ class CandidateFile:
 
     target : trace or sample that `opreplay` replays
     facts : lines about the operator or module and its recorded calls
-    remark : sentence about what the function does
-    imported : module that the function needs
     extensions : modules that register the operator
     """
 
@@ -78,12 +76,7 @@ class CandidateFile:
 
 
 def file_of_operator(trace: Trace, target: str, op: str, extensions: Sequence[str]) -> CandidateFile:
-    """Return a file to start from, with a function that calls an operator of a trace.
-
-    target : name of the trace on command lines
-
-    Raises UserError if no call of the operator is recorded, or if the operator cannot be replayed.
-    """
+    """Return a file to start from, with a function that calls an operator of a trace."""
     cases = make_cases(trace)
     own = [case for case in cases if case.op == op]
     if not own:
@@ -105,12 +98,7 @@ def file_of_operator(trace: Trace, target: str, op: str, extensions: Sequence[st
 
 
 def file_of_module(trace: Trace, target: str, path: str) -> CandidateFile:
-    """Return a file to start from, with a function that makes the recorded calls of a module.
-
-    If the calls of the module differ, the function makes those that take the largest share of the step.
-
-    Raises UserError if the module has no calls, or they need more than torch.
-    """
+    """Return a file to start from, with a function that makes the recorded calls of a module."""
     try:
         own = make_units(trace, Selection(unit=MODULE, module=(path,), for_candidates=True), MODULE)
     except NothingSelectedError as error:

@@ -43,9 +43,6 @@ def export_case(trace: Trace, number: int, mode: str = "eager") -> str:
     """Return the source of a script that runs one call of a trace.
 
     number : number of the call's signature in the trace
-    mode : mode in which the script runs the call, in addition to eager
-
-    Raises UserError if the trace has no such signature, or if running it needs more than torch.
     """
     case = next((case for case in make_cases(trace) if case.trace_number == number), None)
     if case is None:
@@ -87,9 +84,6 @@ def export_unit(trace: Trace, name: str, unit: str, mode: str) -> tuple[str, str
 
     name : path of a module, or `file:function`, followed by the phase unless it is forward
     unit : `module` or `function`
-    mode : mode in which the script runs the operators, in addition to eager
-
-    Raises UserError if the trace has no calls of the module or function, or if running them needs more than torch.
     """
     words = name.split() or [""]
     phase = words[-1] if words[-1] in PHASES else PHASES[0]
@@ -119,11 +113,7 @@ def _function_of(links: Links) -> ScriptFunction:
 def recorded_source(links: Links, name: str, settings: Mapping[Any, str], others: Sequence[str] = ()) -> str:
     """Return the source of a function that makes the recorded calls of a subgraph.
 
-    Its parameters are the tensors that the subgraph takes from outside (`x0`, `x1` and so on), and `others`.
-
     settings : source of each device, dtype and generator among the arguments
-
-    Raises UserError if the calls cannot run as one function, or need more than torch.
     """
     if links.reason is not None:
         raise UserError("these calls cannot run as one function", links.reason)
@@ -173,12 +163,7 @@ def _source_of_tensor(source: Any, links: Links) -> str:
 def export_sample(sample: SampleFolder, number: int, mode: str) -> tuple[str, str]:
     """Return a description of a recorded call of a gripped sample, and the source of a script that runs it.
 
-    The sample's code is not run.
-
     number : number of the recorded call, from 0
-    mode : mode in which the script runs the call, in addition to eager
-
-    Raises UserError if the call does not exist, or if running it needs more than torch.
     """
     trace = load(sample.folder / CALLS, partial=False, unbounded=True)
     calls = [signature for signature in trace.signatures if signature.kind == FUNCTION]

@@ -1,7 +1,4 @@
-"""The pytest plug-in: runs replays of traces and samples as tests, and compares their times with a baseline.
-
-pytest loads it in every project where opgrip is installed, so nothing heavy is imported before a test measures.
-"""
+"""The pytest plug-in: runs replays of traces and samples as tests, and compares their times with a baseline."""
 
 from __future__ import annotations
 
@@ -97,9 +94,7 @@ def _measures(item: pytest.Item) -> bool:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Compare a test's results with the baseline; fail the test if a condition on the comparison (a gate) fails or
-    cannot be decided.
-    """
+    """Compare a test's results with the baseline, and fail the test if a gate fails or cannot be decided."""
     try:
         value = yield
     finally:
@@ -160,8 +155,7 @@ MOST_OF_NAME = 100
 
 
 class TraceTest(pytest.Item):
-    """A test that consists of one or more cases of a trace. It fails if a case fails, and is skipped if no case has a
-    time.
+    """A test that consists of one or more cases of a trace.
 
     indices, numbers : indices of the cases among the selected ones, and their case numbers
     """

@@ -116,8 +116,7 @@ class StoredBaseline:
         self._tests: list[str] | None = list(map(str, tests)) if is_ours and tests is not None else None
 
     def rows_for(self, group: str, rows: Sequence[Result]) -> list[TestRow]:
-        """Return the baseline's rows of the same tests or cases, each with the node id of the test that measured it;
-        the id is empty if opreplay wrote the baseline.
+        """Return the baseline's rows of the same tests or cases, each with the node id of the test that measured it.
 
         group : node id of the test or test file that measured `rows`
         """
@@ -145,11 +144,7 @@ def save_rows(rows: Sequence[TestRow], headers: Sequence[dict[str, Any]], path: 
 
 
 def join_headers(headers: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return one header for the results of several replays.
-
-    A field has its value from the first header that contains it; `trace` and `device` list the values of all headers,
-    and `trace_hash` is left out if the headers differ in it.
-    """
+    """Return one header for the results of several replays."""
     joined: dict[str, Any] = {}
     for header in reversed(headers):
         joined |= header
@@ -167,9 +162,7 @@ MOST_OF_SHAPES = 48
 
 
 def print_summary(benchmarks: Benchmarks, reporter: pytest.TerminalReporter) -> None:
-    """Print a table of the tests' times, the settings that differ from the baseline's, the outcomes of gates, and
-    notes.
-    """
+    """Print a table of the tests' times, and what the comparison with the baseline found."""
     if not benchmarks.lines and not benchmarks.notes:
         return
     compared = benchmarks.options.compare
@@ -265,9 +258,8 @@ ADDED, FAILED, CHANGED = "ADDED", "FAILED", "CHANGED"
 class Line:
     """A row of the table that is printed below the test results.
 
-    base_us : median in the baseline; None if it has no time
-    ratio, low, high : time divided by the baseline's, and the interval of this ratio; None if either has no time
-    verdict : verdict of the comparison; empty without a baseline
+    base_us : median in the baseline
+    ratio, low, high : time divided by the baseline's, and the interval of this ratio
     reason : why the interval is wide, such as a busy machine
     """
 
@@ -289,8 +281,6 @@ class Judged:
     """The rows of tests that were measured together, compared with the baseline.
 
     rows, base_rows : (test, row) of the measured rows, and of the baseline's rows
-    comparison : None without a baseline
-    held : outcomes of the gates
     """
 
     rows: Sequence[TestRow]
@@ -300,7 +290,7 @@ class Judged:
     held: Sequence[Held] = ()
 
     def broken(self, test: str) -> list[str]:
-        """Return a line for each failed or undecided gate, unless only rows of other tests caused its outcome."""
+        """Return a line for each failed or undecided gate that concerns a test."""
         own = {id(row) for name, row in (*self.rows, *self.base_rows) if name == test}
         return [
             item.line
@@ -343,7 +333,6 @@ class Benchmarks:
 
     rows : (test, row) of all finished tests
     differs : settings in which the run differs from the baseline, as (baseline's value, current value) by name
-    notes : additional lines below the table
     """
 
     options: Options
@@ -374,10 +363,7 @@ class Benchmarks:
         return None if self.options.compare is None else StoredBaseline(self.options.compare)
 
     def judge(self, pairs: Sequence[TestRow], header: dict[str, Any], group: str) -> Judged:
-        """Compare measured rows with the baseline's rows for the same tests, and check the gates.
-
-        group : node id of the test or test file
-        """
+        """Compare measured rows with the baseline's rows for the same tests, and check the gates."""
         if self.baseline is None:
             return Judged(pairs, header)
         from opgrip.replay.comparison import compare
@@ -414,16 +400,7 @@ RESULTS: pytest.StashKey[Sequence[Results]] = pytest.StashKey()  # results of a 
 
 @pytest.fixture
 def opgrip_replay(request: pytest.FixtureRequest) -> Callable[..., Results]:
-    """Return a function that replays a trace or samples, with the arguments and results of `opgrip.replay.replay`.
-
-    The results are compared with the baseline of `--opgrip-compare`, and can fail the test.
-
-    ::
-
-        def test_detector(opgrip_replay):
-            results = opgrip_replay("traces/faster_rcnn.jsonl", op=["aten.convolution*"], repeats=3)
-            assert all(row.status == "ok" for row in results)
-    """
+    """Return a function that replays a trace or samples, with the arguments and results of `opgrip.replay.replay`."""
 
     def run(trace: str | Path, **options: Any) -> Results:
         from opgrip.replay import replay
@@ -435,15 +412,7 @@ def opgrip_replay(request: pytest.FixtureRequest) -> Callable[..., Results]:
 
 @pytest.fixture
 def opgrip_benchmark(request: pytest.FixtureRequest) -> Callable[..., Results]:
-    """Return a function that times functions on inputs, with the arguments and results of `opgrip.replay.benchmark`.
-
-    The results are compared with the baseline of `--opgrip-compare`, and can fail the test.
-
-    ::
-
-        def test_gelu(opgrip_benchmark):
-            opgrip_benchmark(torch.nn.functional.gelu, [[(8, 512)], [(64, 512)]], mode=["eager", "compile"])
-    """
+    """Return a function that times functions on inputs, with the arguments and results of `opgrip.replay.benchmark`."""
 
     def run(
         function: Callable[..., Any] | Sequence[Callable[..., Any]], inputs: Sequence[Any], **options: Any

@@ -203,12 +203,7 @@ POINTS_A_DECADE = 10  # number of points per decade of the curve over the launch
 
 
 def describe_launches(trace: Trace, key_by_signature: Mapping[int, str]) -> Plain:
-    """Return statistics of launches: for all calls (`all`), by `module`, `op` and `case`, and the distribution of the
-    launches' times (`curve`).
-
-    Each group is a tuple: name, number of calls, number of launches, total time of the launches in us, number of
-    launches shorter than `SHORT_US`, and total time of these in us; a case also has its shapes and key. A launch is a
-    kernel if the trace contains the kernels of calls on an accelerator, otherwise an operator.
+    """Return statistics of launches for all calls, by module, operator and case, and the distribution of their times.
 
     key_by_signature : key of the case of each signature, by signature number
     """
@@ -332,9 +327,7 @@ def _table(table: pd.DataFrame) -> Plain:
 
 
 def plain(cell: Any, infinite: Any = None) -> Any:
-    """Return a cell as JSON and browsers accept it: a float with six significant digits, `infinite` for infinity, None
-    for NaN, and a text without lone surrogates.
-    """
+    """Return a cell as JSON and browsers accept it, with floats rounded."""
     if isinstance(cell, float):
         return infinite if math.isinf(cell) else None if math.isnan(cell) else rounded(cell)
     return cell.encode("utf-8", "backslashreplace").decode() if isinstance(cell, str) else cell
@@ -399,7 +392,6 @@ def make_page(
     """Return the text of the HTML page that shows runs and traces.
 
     runs, traces : results and traces by their names on the page
-    corpus : several traces to summarize on the page; None for none
     gates : conditions to check for each run, compared with the first run
     """
     data = {

@@ -109,9 +109,7 @@ def _cover(corpus: Corpus, args: argparse.Namespace) -> None:
 
 
 def span(text: str) -> tuple[int, int | None]:
-    """Return the least and most models that a text such as `2:5` allows; None for no limit, and `ALL` for the text
-    `all`.
-    """
+    """Return the least and most models that a text such as `2:5` allows; `all` gives (`ALL`, None)."""
     if text == "all":
         return ALL, None
     first, colon, last = text.partition(":")

@@ -1,6 +1,4 @@
-"""`opgrip machine` and `opgrip autostart`: this machine's peak bandwidth and arithmetic rates, and requests to
-record.
-"""
+"""`opgrip machine` and `opgrip autostart`: this machine's peaks, and requests to record."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def run_trim(args: argparse.Namespace) -> int:
 
 
 def steps(text: str) -> tuple[int, int | None]:
-    """Return the first step that a text such as `1`, `0:2` or `2:` selects, and the excluded end; None for no end."""
+    """Return the first step that a text such as `1`, `0:2` or `2:` selects, and the excluded end."""
     match = re.fullmatch(r"(\d{1,9})|(\d{0,9}):(\d{0,9})", text.strip(), re.ASCII)
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a step such as 1 or a range such as 0:2")
@@ -114,9 +114,7 @@ def steps(text: str) -> tuple[int, int | None]:
 
 
 def span(text: str) -> tuple[int, int | None]:
-    """Return start and end in ns for a text such as `1.5s:2s`, in which numbers without a unit are seconds; None for no
-    end.
-    """
+    """Return start and end in ns for a text such as `1.5s:2s`."""
     first, colon, end = text.partition(":")
     if not colon:
         raise argparse.ArgumentTypeError(f"{text!r} is not an interval such as 1.5s:2s")

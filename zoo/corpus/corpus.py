@@ -37,10 +37,7 @@ class Member:
 
     name : `detr_r50.train` for a trace of the zoo, otherwise the file's name
     source : `trace` for an opgrip trace, otherwise the format of another tool
-    model, run, library, family : as in `ZooTrace`. If a file does not contain them, the model is the file's name and
-        the others are empty. All files of a tool that stores operators in tables count as one model with the tool's
-        name
-    is_named : True if the user named this file rather than a folder with it, so that failing to read it is an error
+    is_named : True if the user named this file rather than a folder with it
     """
 
     path: Path
@@ -108,8 +105,7 @@ def _is_file(name: str) -> bool:
 
 
 def members_of(inputs: Iterable[str]) -> Members:
-    """Return the files that the arguments of a command select. Raises UserError if a file does not exist, a pattern
-    matches nothing, or a folder contains no trace.
+    """Return the files that the arguments of a command select.
 
     inputs : traces, files of other tools, folders of such files, `zoo`, or `zoo:PATTERN`
     """
@@ -188,16 +184,8 @@ Reading = Callable[[Path], AbstractContextManager[object]]
 class Corpus:
     """Several traces as one table.
 
-    frame : one row per trace and signature, in reading order, with these columns: Trace: trace (name), source (`trace`,
-        or the tool that wrote the file), model, run, library, family. Signature: signature (its number in the trace),
-        key (text from operator, shapes, strides, dtypes, scalars and settings; the same in all traces), kind, op
-        (operator or function), call (short form with arguments), shapes and dtypes of its tensors, device, elements
-        (number of elements of its largest tensor). Calls: count (number of calls), median_us (median time of a call),
-        time_us (`count` times the median), call_share and share (share of the trace's calls and of its time, 0 to 1).
-        Weight: weight (of the trace; all models of a source have the same total). `share` times `weight` sums to 1 over
-        each source.
-    members : the traces, in reading order
-    notes : one notice for each skipped file, with the reason
+    frame : one row per trace and signature, in reading order; `share` is the share of the trace's time, and `share`
+        times `weight` sums to 1 over each source
     """
 
     frame: pd.DataFrame
@@ -222,9 +210,7 @@ def read_corpus(
     unbounded: bool = False,
     reading: Reading = lambda path: nullcontext(),
 ) -> Corpus:
-    """Return the corpus of some trace files, of which only one is in memory at a time. Raises UserError if an input
-    does not exist or cannot be read, or if the inputs contain no calls. An unreadable file of a folder is skipped, with
-    a notice.
+    """Return the corpus of some trace files, of which only one is in memory at a time.
 
     inputs : traces, files of other tools, folders of such files, `zoo`, or `zoo:PATTERN`
     reading : returns a context manager to enter while a file is read
@@ -264,11 +250,7 @@ def read_corpus(
 
 
 def weighted(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return a corpus's table with the column `weight`, the weight of the row's trace in statistics over models.
-
-    All models of a source have the same weight, which the traces of the model share equally. If no trace of a model has
-    times, each trace's part is proportional to its number of calls.
-    """
+    """Return a corpus's table with the column `weight`, the weight of the row's trace in statistics over models."""
     traces = frame.groupby("trace", sort=False).agg(
         source=("source", "first"), model=("model", "first"), time_us=("time_us", "sum"), calls=("count", "sum")
     )
@@ -330,10 +312,7 @@ def written_from(frame: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
 
 
 def signature_facts(signature: Signature, context: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the columns of a corpus's row that depend only on the signature and on torch's settings.
-
-    context : torch's settings in most calls of the signature
-    """
+    """Return the columns of a corpus's row that depend only on the signature and on torch's settings."""
     specs = list(tensors([signature.args, signature.kwargs]))
     return {
         "key": key_of_case(signature, context),

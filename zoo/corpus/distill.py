@@ -49,11 +49,10 @@ PAGE_BYTES = 4096  # page size of the trace that is written
 
 @dataclass(frozen=True, slots=True)
 class Surrounding:
-    """How many calls of each signature, and how many calls before each of these calls, are written to a distilled
-    trace.
+    """What a distilled trace contains of each signature's calls.
 
     places : number of calls of the signature to write, evenly spaced over all of its calls
-    before : number of calls to write before each of them; they affect its time through the caches
+    before : number of calls to write before each of them
     """
 
     places: int = 1
@@ -75,11 +74,6 @@ def write_cases(
 ) -> int:
     """Write a trace with calls of chosen signatures, and return the number of these signatures.
 
-    The calls of a signature are taken from the trace of the corpus that spends the most time on it. In the new trace,
-    the signature of `keys[n]` has the number `n` and the same key, and the module path of its calls is the name of the
-    model. Signatures of calls that only precede such a call have higher numbers.
-
-    reading : returns a context manager to enter while a file is read
     fields : additional fields of the new trace's header
     """
     numbers = {key: number for number, key in enumerate(keys)}
@@ -241,14 +235,10 @@ class Points:
 
 
 def choose(points: Points, groups: Wholes, weights: Floats, count: int) -> list[int]:
-    """Return the indices of the points that represent the others best, the most representative first.
+    """Return the indices of at most `count` points that represent the others best, the most representative first.
 
-    The method is greedy facility location: each step chooses the point that most increases the weighted sum, over all
-    points, of the similarity to the nearest chosen point. At most `count` points are chosen.
-
-    points : N points; two points at distance d have the similarity exp(-d)
     groups : (N,) group of each point; points of different groups have the similarity 0
-    weights : (N,) weight of each point in the sum
+    weights : (N,) weight of each point
     """
     most = max(1, min(MOST_CANDIDATES, MOST_PAIRS // max(len(points), 1)))
     order = np.argsort(groups, kind="stable")
@@ -318,12 +308,10 @@ class Distilled:
     """The cases that represent a corpus.
 
     keys : keys of the representing cases, the most representative first
-    sources : by key, the name of the trace that spends the most time on the case, from which its calls are written
+    sources : by key, the name of the trace that the case's calls are written from
     times_us : by key, the time of one call in that trace
-    weights_us : by trace and key, the total time of the calls in the trace that the case represents. The predicted time
-        of the trace on another machine is the sum over cases of this weight times the case's time there, divided by its
-        `times_us`
-    likeness : mean similarity, from 0 to 1 and weighted by time, of the corpus's cases to the cases that represent them
+    weights_us : by trace and key, the total time of the calls in the trace that the case represents
+    likeness : mean similarity, from 0 to 1, of the corpus's cases to the cases that represent them
     """
 
     keys: list[str]
@@ -334,8 +322,6 @@ class Distilled:
 
     def predicted_us(self, trace: str, times_us: Mapping[str, float]) -> float:
         """Return the predicted time of a trace on another machine, from times of the representing cases there.
-
-        Cases without a time are assumed to be as much faster or slower there as the others; NaN if no case has a time.
 
         times_us : by key, the time of one call on the other machine
         """
@@ -380,8 +366,7 @@ def named_by_files(corpus: Corpus) -> Corpus:
 
 
 def with_times(corpus: Corpus, times_us: Mapping[tuple[str, str], float]) -> Corpus:
-    """Return the corpus with other times of its cases; cases without one are dropped. Raises UserError if no case has a
-    time.
+    """Return the corpus with other times of its cases; cases without one are dropped.
 
     times_us : by name of the trace and key of the case, the time of one call
     """
@@ -398,7 +383,7 @@ def with_times(corpus: Corpus, times_us: Mapping[tuple[str, str], float]) -> Cor
 
 
 def distill(corpus: Corpus, count: int) -> Distilled:
-    """Return at most `count` cases that represent a corpus. Raises `UserError` if no case has a time."""
+    """Return at most `count` cases that represent a corpus."""
     # the weight of a model comes from its traces that have times
     frame = weighted(corpus.frame[corpus.frame["median_us"] > 0])
     if frame.empty:
@@ -466,7 +451,6 @@ class Check:
     """Measured and predicted time of a trace, or of all traces of a model, in a replay of all their cases.
 
     trace : name of the trace; empty for a whole model
-    real_us : sum of the measured times
     predicted_us : time predicted from the representing cases
     """
 
@@ -485,11 +469,9 @@ class Check:
 
 
 def check_of(corpus: Corpus, distilled: Distilled, times: Times) -> list[Check]:
-    """Return, for each trace, the time predicted from the representing cases and the measured time of all its cases.
+    """Return, for each trace, the time predicted from the representing cases and the measured time of its cases.
 
-    Traces for which one of these times is unknown are left out.
-
-    times : times of the corpus's cases in a replay other than the one from which the representing cases were chosen
+    times : times of the corpus's cases in a replay
     """
     # a score uses the time of a case after the preceding calls of the trace that it is written from
     chosen = {key: times[trace, key] for key, trace in distilled.sources.items() if (trace, key) in times}

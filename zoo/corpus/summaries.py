@@ -42,15 +42,6 @@ class Summary:
     """A summary table of a corpus.
 
     by : the kind of row, a key of `BY` such as `op`
-    table : by `row`, the table of the corpus. Otherwise one row per source and value of the columns `BY[by]`, sorted by
-        falling share within each source, with the columns source, the columns of `BY[by]`, models (number of models
-        with such calls; not by model), traces (number of traces with such calls), calls (number of calls), signatures
-        (number of distinct signatures; not by signature), time_us and share (share of the source's time: each model of
-        a source has the same weight, and the shares of a source sum to 1). A table by operator also has quantiles of
-        the number of elements of a call's largest tensor, and the most frequent shapes and dtypes, with the same weight
-        for each trace. A table by model also has `operators` (number of operators that the model calls),
-        `own_operators` (number of operators that no other model calls) and `alike` (share of the model's signatures
-        that other models have too).
     models : number of models of each source
     """
 
@@ -172,11 +163,7 @@ _VENDORS = re.compile(r"(cudnn|miopen|mkldnn|mps|fbgemm|xnnpack)_")
 
 
 def category_of(name: str) -> str:
-    """Return the category of an operator, such as `activation` for `aten.relu`.
-
-    Operators of one vendor's library have a separate category, and so have variants of views that copy, because
-    programs do not call them by name.
-    """
+    """Return the category of an operator, such as `activation` for `aten.relu`."""
     packet = name.partition(".")[2]
     if _VENDORS.match(packet):
         return VENDOR
@@ -186,11 +173,7 @@ def category_of(name: str) -> str:
 
 
 def public_operators() -> set[str]:
-    """Return the names of torch's operators that a program can call and that traces record, such as `aten.add`.
-
-    All overloads of a name count as one operator, and so does its in-place variant. Composite operators, which only
-    call other operators, are left out.
-    """
+    """Return the names of torch's operators that a program can call and that traces record, such as `aten.add`."""
     functions = [
         function
         for function in registered_operators()
@@ -209,12 +192,7 @@ def plain_operator(name: str) -> str:
 
 
 def cover(corpus: Corpus) -> pd.DataFrame:
-    """Return a table of torch's and the corpus's operators, to see which of torch's operators the corpus contains.
-
-    Its columns are op, category, is_public (a program can call it), is_covered (the corpus contains it), and for each
-    source the number of models and of signatures with the operator. Operators that are not public are internal
-    operators of torch and operators of other packages.
-    """
+    """Return a table of torch's and the corpus's operators, to see which of torch's operators the corpus contains."""
     frame = corpus.frame.assign(plain=corpus.frame["op"].map(plain_operator))
     public = public_operators()
     names = sorted(public) + sorted(set(frame["plain"]) - public)
@@ -230,11 +208,7 @@ def cover(corpus: Corpus) -> pd.DataFrame:
 
 
 def summarize_coverage(table: pd.DataFrame) -> pd.DataFrame:
-    """Return a table with one row per category of torch's public operators, from the table that `cover` returns.
-
-    Its columns are category, operators (number of operators), covered (number of operators that the corpus contains),
-    share (covered / operators) and missing (names of the operators that the corpus lacks).
-    """
+    """Return a table with one row per category of torch's public operators, from the table that `cover` returns."""
     public = table[table["is_public"]]
     groups = public.groupby("category")
     summary = pd.DataFrame({"operators": groups.size(), "covered": groups["is_covered"].sum()})

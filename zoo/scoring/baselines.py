@@ -1,12 +1,4 @@
-"""Baselines of scores: the time of each case of each trace on one machine, in a small JSON file.
-
-::
-
-    {"format": 1, "about": {...}, "traces": {"NAME": {"model": ..., "trace_hash": ..., "cases": [
-        ["<key>", <count>, <median_us>, <deviation of its logarithm>], ...]}}}
-
-A case without a time has null in place of its median.
-"""
+"""Baselines of scores: the time of each case of each trace on one machine, in a small JSON file."""
 
 from __future__ import annotations
 
@@ -99,10 +91,7 @@ def keyed(rows: Iterable[Result]) -> Iterator[tuple[Key, Result]]:
 
 
 def baseline_of(results: Results) -> Baseline:
-    """Return a baseline from the results of a replay of several traces: the times of cases run in eager mode as
-    recorded. Raises `UserError` if the results contain no such cases or an impossible time, or were made with options
-    that change times.
-    """
+    """Return a baseline from the results of a replay of several traces."""
     if unusual := unusual_in(results):
         raise UserError(f"these results were made with {', '.join(unusual)}", "replay without these options")
     rows_of: dict[str, list[Result]] = {}
@@ -129,9 +118,7 @@ def about_of(results: Results) -> dict[str, Any]:
 
 
 def added(baseline: Baseline, more: Baseline) -> Baseline:
-    """Return a baseline with the traces of two baselines; for a trace in both, the times in `more` are used. Raises
-    UserError if the two were measured with different machines, devices, numbers of threads or versions of torch.
-    """
+    """Return a baseline with the traces of two baselines; for a trace in both, the times in `more` are used."""
     if baseline.machine != more.machine:
         problem = f"the baseline was measured on {baseline.machine}, these results on {more.machine}"
         raise UserError(problem, "a baseline belongs to one machine: replay on that machine")
@@ -145,7 +132,7 @@ def unusual_in(results: Results) -> list[str]:
 
 
 def is_time(us: float | None) -> bool:
-    """Return True if a time is plausible; a file that is not trusted can contain any number."""
+    """Return True if a time is plausible."""
     return us is not None and LEAST_US < us < MOST_US
 
 
@@ -168,9 +155,7 @@ def _case(row: Result) -> BaselineCase:
 
 
 def read_baselines(path: Path | None = None) -> Baseline:
-    """Return the baseline in a file; without `path`, the one that ships with opgrip, or an empty one if none ships.
-    Raises `UserError` if the file cannot be read or is not a baseline.
-    """
+    """Return the baseline in a file, by default the one that ships with opgrip."""
     if path is None:
         folder = Path(manifest.__file__).parent
         path = next((folder / name for name in SHIPPED if (folder / name).is_file()), None)
@@ -284,10 +269,7 @@ Times = Mapping[tuple[str, str], float]  # time in us by trace and key
 
 
 def times_of(results: Results) -> Times:
-    """Return the times of the cases that were run in eager mode as recorded, from the results of a replay of several
-    traces. Raises UserError if the results were made with options that change times, or with several numbers of threads
-    or cache states.
-    """
+    """Return the times of the cases that were run in eager mode as recorded."""
     if unusual := unusual_in(results):
         raise UserError(f"these results were made with {', '.join(unusual)}", "replay the traces without these options")
     _variant_of(results)
@@ -337,9 +319,7 @@ def is_plain_but_threads(row: Result) -> bool:
 
 
 def is_replay_of(times: Times, others: Times) -> bool:
-    """Return True if most of the times that both `times` and `others` contain are equal up to rounding, which shows
-    that both come from the same replay.
-    """
+    """Return True if most times of the cases in both arguments agree, so that both come from one replay."""
     shared = [(time, others[pair]) for pair, time in times.items() if pair in others]
     # two replays have a few equal times by chance, and a baseline rounds to five digits
     return 2 * sum(isclose(*pair, rel_tol=1e-4) for pair in shared) > len(shared)

@@ -1,7 +1,4 @@
-"""Scores of a trace, of a model, and of all models in one run configuration.
-
-A case is ok if its row has the status `ok`. The time of a case is the time of all its calls in the program.
-"""
+"""Scores of a trace, of a model, and of all models in one run configuration."""
 
 from __future__ import annotations
 
@@ -25,16 +22,11 @@ class TraceScore:
     """Times of one trace in the scored replay and in the baseline, and their ratio, the score.
 
     statuses : number of replayed cases by status
-    slowed : number of replayed cases that other processes slowed down
-    time_us : time in the replay of the cases that are ok, including cases that the baseline lacks
     compared : number of cases that are ok in both the replay and the baseline
-    base_us : time in the baseline of the replayed cases that count
-    ok_base_us : time in the baseline of the cases that are ok in both
-    ok_us : time in the replay of the cases that are ok in both
+    ok_base_us, ok_us : time in the baseline, and in the replay, of the cases that are ok in both
     whole_us : time in the baseline of all its cases
     left_out_us : time in the baseline of replayed cases that do not count, see `is_left_out`; not part of `base_us`
     pace : speed on other traces, used in place of `speed` for a trace without any ok case
-    uncertainty : uncertainty of the logarithm of the score
     problem : reason why the trace was not replayed or compared; empty for none
     """
 
@@ -73,10 +65,7 @@ class TraceScore:
 
     @property
     def score(self) -> float | None:
-        """The baseline's time divided by the replay's time, to which a charge is added for each case that is not ok.
-
-        None if no case of the baseline was replayed, or if no plausible speed is known.
-        """
+        """The baseline's time divided by the replay's time, to which a charge is added for each case that is not ok."""
         speed = self.speed or self.pace
         if speed is None or not self.base_us or not self.statuses:
             return None
@@ -125,7 +114,7 @@ class ModelScore:
 
     @property
     def supported(self) -> float | None:
-        """Mean of `TraceScore.supported` over the runs in the baseline; a run that was not replayed counts as 0."""
+        """Mean of `TraceScore.supported` over the runs in the baseline."""
         shares = [trace.supported if trace.statuses else 0.0 for trace in self.traces if trace.whole_us]
         values = [share for share in shares if share is not None]
         return fsum(values) / len(values) if values else None
@@ -145,10 +134,8 @@ class Score:
     """The score of all models in one run configuration.
 
     baseline : machine of the baseline; empty without a baseline
-    interval : 95 % confidence interval of the score over models like these; None for fewer than two models
+    interval : 95 % confidence interval of the score over models like these
     of_traces : number of traces in the baseline
-    slowed : share of the replayed cases that other processes slowed down
-    unmatched : number of traces of the baseline that were requested, but of which no case was selected
     """
 
     measured: Measured
@@ -169,7 +156,7 @@ class Score:
 
     @property
     def score(self) -> float | None:
-        """Weighted geometric mean of the models' scores, or None if no model has one."""
+        """Weighted geometric mean of the models' scores."""
         return _geometric((model.score or 0.0, model.weight) for model in self.scored)
 
     @property
@@ -183,11 +170,7 @@ class Score:
 
     @property
     def covered(self) -> float | None:
-        """Weighted mean over models of the share of the baseline's time whose cases were replayed, times the share of
-        the requested traces of which a case was selected; None without a baseline.
-
-        A model of which no trace was replayed counts as 0.
-        """
+        """Share of the baseline's time whose cases were replayed, also counting traces that were not replayed."""
         timed_models = [model for model in self.models if any(trace.whole_us for trace in model.traces)]
         share = _mean_share((model, model.selected or 0.0) for model in timed_models)
         traces = sum(len(model.traces) for model in timed_models)
@@ -200,7 +183,7 @@ class Score:
 
     @property
     def supported(self) -> float | None:
-        """Weighted mean over models of the share of ok cases; a model that was not replayed counts as 0."""
+        """Weighted mean over models of the share of ok cases."""
         return _mean_share((model, model.supported) for model in self.models)
 
     @property

@@ -1,8 +1,4 @@
-"""The score: how many times as fast as a baseline a device or compiler runs real models.
-
-docs/score.md explains the rules; each rule is a function here. A distilled trace has a few cases that represent many
-models.
-"""
+"""The score: how many times as fast as a baseline a device or compiler runs real models."""
 
 from __future__ import annotations
 
@@ -42,9 +38,7 @@ MOST_SCORES = 20_000  # maximum number of trace scores, over all variants
 
 
 def score_of(results: Results, baseline: Baseline) -> list[Score]:
-    """Return one score for each run configuration in the results of several traces, in the order of their rows. Raises
-    `UserError` if there are too many run configurations.
-    """
+    """Return one score for each run configuration in the results of several traces."""
     unusual = unusual_in(results)
     rows_of: dict[str, dict[str, list[Result]]] = defaultdict(lambda: defaultdict(list))
     origins: dict[str, Origin] = {}
@@ -79,11 +73,7 @@ OF_DEVICE = (
 
 
 def is_left_out(row: Result) -> bool:
-    """Return True if a case does not count, because it is unsupported and its operator exists only for another kind of
-    device.
-
-    For example, a kernel of cuDNN cannot run on a CPU, and has no equivalent there.
-    """
+    """Return True if a case does not count, because its operator exists only for another kind of device."""
     if row.status != UNSUPPORTED or not row.op.startswith("aten."):
         return False
     kind = next((kind for kind, pattern in OF_DEVICE if pattern.search(row.op)), None)
@@ -153,9 +143,8 @@ def _weighed(models: Sequence[ModelScore]) -> list[ModelScore]:
 def score_trace(origin: Origin, rows: Sequence[Result], base: BaselineTrace | None, problem: str = "") -> TraceScore:
     """Return the score of one trace against its times in the baseline.
 
-    rows : rows of the trace in one run configuration
     base : times of the trace in the baseline; None if the baseline lacks it
-    problem : reason why the trace was not replayed; empty if it was, or if the reason is unknown
+    problem : reason why the trace was not replayed
     """
     statuses, slowed = Counter(row.status for row in rows), sum(row.is_slowed for row in rows)
     time_us = fsum(
@@ -216,9 +205,7 @@ def compare_cases(origin: Origin, compared: Sequence[Compared]) -> TraceScore:
 
 
 def distilled_scores(results: Results, baseline: Results | None = None) -> list[Score]:
-    """Return one score for each run configuration in the results of a distilled trace; an empty list for another trace.
-    Raises `UserError` if the trace does not say which original cases its cases represent, if the baseline is of another
-    trace or was made with options that change times, or if there are too many run configurations.
+    """Return one score for each run configuration in the results of a distilled trace.
 
     baseline : results of another replay of the same trace, to compare with instead of the times in the trace
     """
@@ -260,7 +247,6 @@ def _check_same_trace(baseline: Results, results: Results) -> None:
 class RepresentedTimes:
     """The times in the original traces that the cases of a distilled trace represent, as stored in its header.
 
-    base : machine on which the times were measured, or `CAPTURED` for captured times
     weights_us : by original trace and key, the time that the case represents
     """
 
@@ -270,9 +256,7 @@ class RepresentedTimes:
 
 
 def represented_times(header: Mapping[str, Any]) -> RepresentedTimes | None:
-    """Return the times that a trace's cases represent; None for a trace that `opgrip corpus distill` did not write.
-    Raises UserError if the header, which may be untrusted, is invalid.
-    """
+    """Return the times that a trace's cases represent."""
     field = header.get(FIELD)
     if field is None:
         return None

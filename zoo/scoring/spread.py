@@ -18,11 +18,7 @@ MOST_DEVIATION = 10.0  # limit of the deviation of a logarithm; no measurement e
 
 
 def deviation_of(row: Result) -> float:
-    """Return the standard deviation of the logarithm of a row's median time.
-
-    It is estimated from the row's repeats and the usual deviation of cases. For a row without repeats, it combines the
-    usual deviation between replays with the spread of the row's runs.
-    """
+    """Return the standard deviation of the logarithm of a row's median time."""
     estimated = estimate(row)
     if estimated is None:
         return 0.0
@@ -37,8 +33,7 @@ def deviation_of(row: Result) -> float:
 class Uncertainty:
     """Uncertainty of the logarithm of a time that is computed from several measured times.
 
-    own : for each measured time, by how much the logarithm changes if that time changes by one standard deviation. The
-        measured times are independent; one that enters several sums is one entry
+    own : change of the logarithm for one standard deviation of each measured time, by name of the measurement
     drift : standard deviation from changes in the machine's speed, which all cases of a replay have in common
     """
 
@@ -79,10 +74,7 @@ def of_mean(parts: Iterable[tuple[float, Uncertainty]]) -> Uncertainty:
 
 
 def interval_of(models: Sequence[tuple[float, float]]) -> tuple[float, float] | None:
-    """Return the 95 % confidence interval of the weighted geometric mean of scores over models; None for fewer than
-    two.
-
-    The models are resampled with replacement (bootstrap); the limits are the 2.5th and 97.5th percentile of the means.
+    """Return the 95 % confidence interval of the weighted geometric mean of scores over models.
 
     models : logarithm of the score, and weight, of each model
     """
