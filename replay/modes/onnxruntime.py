@@ -130,12 +130,14 @@ def _model(program: torch.export.ExportedProgram) -> bytes:
 
 def _bound(session: Any, call: TensorCall, task: Task, note: str) -> Program:
     import torch
+    from onnx import TensorProto
     from torch.utils.weak import WeakIdKeyDictionary
 
     from opgrip.replay.modes.conversions.runtimes import copied_in_runs, device_index, plain
 
     # in the call's order, because the exporter may rename an input that is also a result
-    model_inputs = [(item.name, _element_type(item.type)) for item in session.get_inputs()]
+    names = [(item.name, item.type.removeprefix("tensor(").removesuffix(")")) for item in session.get_inputs()]
+    model_inputs = [(name, TensorProto.DataType.Value(dtype.upper())) for name, dtype in names]
     model_outputs = [(item.name, item.type == "tensor(bool)") for item in session.get_outputs()]
     kind, index = torch.device(task.device).type, device_index(task.device)
     in_runs, copies = copied_in_runs(task, ALIGNMENT)
@@ -183,13 +185,6 @@ def _bound(session: Any, call: TensorCall, task: Task, note: str) -> Program:
 
     note = "; ".join(filter(None, (note, copies)))
     return Program(function, enter, leave, enters_each_run=True, note=note)
-
-
-def _element_type(type_name: str) -> int:
-    import onnx
-
-    name = type_name.removeprefix("tensor(").removesuffix(")").upper()
-    return int(getattr(onnx.TensorProto, name))
 
 
 def _tensor(value: Any, is_bool: bool) -> torch.Tensor:

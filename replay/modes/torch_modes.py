@@ -151,15 +151,12 @@ def _own_code(function: Function) -> Function:
         return _twin(function, number)
     if isinstance(function, torch.nn.Module):
         return function
-    return _twin(_calling(function), number)
 
-
-def _calling(function: Function) -> FunctionType:
     def call(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
 
     assert isinstance(call, FunctionType)
-    return call
+    return _twin(call, number)
 
 
 def _twin(function: FunctionType, number: int) -> FunctionType:

@@ -81,6 +81,7 @@ def _target(device: Any, threads: int) -> Any:
 
 def _executable(program: torch.export.ExportedProgram, task: Task, target: Any) -> tuple[Any, str]:
     import tvm
+    from tvm import relax
 
     trials = task.tuning.trials
     note = f"tuned, {trials} trials" if trials else ""
@@ -88,8 +89,15 @@ def _executable(program: torch.export.ExportedProgram, task: Task, target: Any) 
     if module_path is not None and module_path.exists():
         return tvm.runtime.load_module(str(module_path)), note
     module = _converted(program)
-    with _one_line_errors("TVM cannot compile it"):
-        executable = _tuned(module, task, target) if trials else _compiled(module, target)
+    try:
+        pipeline = relax.get_default_pipeline(target)
+        executable = (
+            _tuned(module, task, target) if trials else tvm.compile(module, target=target, relax_pipeline=pipeline)
+        )
+    except UserError:
+        raise
+    except Exception as error:
+        raise RuntimeError(f"TVM cannot compile it: {_reason(error)}") from error
     if module_path is not None:
         _keep(executable, module_path)
     return executable, note
@@ -118,13 +126,6 @@ def _converted(program: torch.export.ExportedProgram) -> Any:
         return from_exported_program(program)
     except Exception as error:
         raise Unsupported(f"TVM cannot convert it: {_reason(error)}") from error
-
-
-def _compiled(module: Any, target: Any) -> Any:
-    import tvm
-    from tvm import relax
-
-    return tvm.compile(module, target=target, relax_pipeline=relax.get_default_pipeline(target))
 
 
 def _tuned(module: Any, task: Task, target: Any) -> Any:
@@ -198,16 +199,6 @@ def _build(module: Any, target: Any, _: Any) -> Any:
     from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
 
     return build(RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(module), target=target)
-
-
-@contextmanager
-def _one_line_errors(what: str) -> Iterator[None]:
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:
-        raise RuntimeError(f"{what}: {_reason(error)}") from error
 
 
 def _reason(error: Exception) -> str:
