@@ -62,8 +62,8 @@ class Results:
             results.by_call_site.groupby("module")["total_us"].sum()
 
         It has most columns of `frame`, and `line` (`file:line function`) and `total_us` (number of calls times replayed
-        median). The values of `module`, `phase`, `count`, `share` and `captured_total_us` refer to
-        the calls at the site.
+        median). The values of `module`, `phase`, `count`, `share` and `captured_total_us` refer to the calls at the
+        site.
         """
         return by_call_site(self.rows)
 
@@ -147,10 +147,7 @@ class Results:
 
 
 def read_run(path: str | Path) -> Results:
-    """Read results from a file written by `opreplay -o` or by the results store.
-
-    Raises UserError if the file does not exist or its format cannot be read.
-    """
+    """Read results from a file written by `opreplay -o` or by the results store."""
     frame = load_results(path)
     return Results(rows_in(frame, Path(path)), header_of(frame.attrs, Path(path)))
 
@@ -170,7 +167,7 @@ def write_results(rows: Sequence[Result], header: Mapping[str, Any], path: Path,
 
 
 def check_output(output: OutputOptions, args: argparse.Namespace) -> None:
-    """Raise `UserError` if the results cannot be written to the requested file, before any case runs."""
+    """Raise `UserError` if the results cannot be written to the requested file."""
     path = output.output
     if path is None:
         return

@@ -48,9 +48,6 @@ def make_program(
     key : key under which `store` keeps the compiled program; None to keep nothing
     grad : True if gradients of the results are needed
     by_device : True if runs are timed by the device's clock
-
-    Raises `Unsupported` if the mode does not support the device, `--streams` or the device's clock, or if it cannot
-    compile the call for another reason than lack of memory.
     """
     mode, argument = find_mode(variant.mode)
     kind = torch.device(device).type
@@ -150,10 +147,7 @@ def remove_partial(store: str | None) -> None:
 
 
 def differentiable_results(operator: Operator, arguments: Arguments) -> list[int]:
-    """Run a call, and return the indices of its results that have a gradient.
-
-    Raises `Unsupported` if there are none, or the call writes into its arguments.
-    """
+    """Run a call, and return the indices of its results that have a gradient."""
     if operator.mutates:
         raise Unsupported("a call that writes into its arguments has no separate backward")
     args, kwargs = arguments
@@ -200,10 +194,7 @@ def gradients(outputs: list[torch.Tensor], wanting: list[torch.Tensor], grad_out
 
 
 def gradient_graph(operator: Operator, arguments: Arguments) -> tuple[Function, tuple[Any, ...]]:
-    """Return the backward of a call as a graph, and the graph's arguments: saved tensors and incoming gradients.
-
-    Raises `Unsupported` if AOTAutograd creates no such graph.
-    """
+    """Return the backward of a call as a graph, and the graph's arguments: saved tensors and incoming gradients."""
     call = TensorCall(Task(operator.function, *arguments))
 
     def backward(results: Any) -> Any:
@@ -226,11 +217,6 @@ def _with_graph(outputs: Any) -> list[torch.Tensor]:
 
 
 def _incoming(output: torch.Tensor) -> torch.Tensor:
-    """Return an incoming gradient for a result: powers of two that vary along each dimension.
-
-    With ones, the gradients of softmax and of norms would always be zero. Powers of two can be added exactly in any
-    order.
-    """
     gradient = torch.ones_like(output)
     if output.layout is torch.strided and not output.is_nested:
         for dim in range(gradient.dim()):

@@ -126,7 +126,7 @@ class OutputOptions:
 
     @property
     def may_replace(self) -> bool:
-        """True if the output file may already exist, because it will be replaced, extended or continued."""
+        """True if the output file may already exist."""
         return self.force or self.append or self.resume
 
 
@@ -170,7 +170,7 @@ def option_classes() -> list[type]:
 
 
 def run_settings(args: argparse.Namespace) -> dict[str, str]:
-    """Return the options that change the meaning of all rows (role `RUN`) and are not the default, as text by name."""
+    """Return the options of role `RUN` that are not the default, as text by name."""
     return {
         word: _text(getattr(args, word))
         for declared in option_classes()
@@ -202,7 +202,6 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def request_with(trace: str | Path | None, **options: Any) -> RunRequest:
-    """Return the request for options given by their long names, with `_` in place of `-`."""
     return request_of(arguments_of(make_parser(), words_of(trace), options))
 
 
@@ -213,7 +212,7 @@ def words_of(trace: str | Path | Sequence[str | Path] | None) -> list[str]:
 
 
 def request_of(args: argparse.Namespace) -> RunRequest:
-    """Return the request that a parsed command line describes; raise `UserError` if options contradict each other."""
+    """Return the request that a parsed command line describes."""
     from opgrip.replay.cases.sources import source_of
 
     target = _target_of(args)

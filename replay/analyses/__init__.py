@@ -1,7 +1,4 @@
-"""Analyses of a replay, such as profilers: each adds columns to the result rows, or prints more about them.
-
-An analysis is a module of this package, or an entry point `opgrip.analyses` of another package.
-"""
+"""Analyses of a replay, such as profilers, which add columns to the result rows or print more about them."""
 
 from __future__ import annotations
 
@@ -27,8 +24,6 @@ if TYPE_CHECKING:
 class AnalysisSession:
     """The replay whose results an analysis extends.
 
-    output : path of the result file; None if results are only printed
-    may_replace : True if existing files may be replaced
     may_fork : True if this process can still be forked, because it has not run torch yet
     """
 
@@ -49,7 +44,7 @@ class AnalysisSession:
 
     @property
     def base(self) -> Path:
-        """Path of the result file; without one, a file named after the trace in the current folder."""
+        """Path from which the paths of an analysis's files are derived."""
         if self.output is not None:
             return self.output
         # imported late because it loads torch, and `--help` imports this file
@@ -62,19 +57,17 @@ class AnalysisSession:
         return self.reporter.doing(f"running {counted(len({row.case for row in rows}), 'case')} under {profiler}")
 
     def check_one_cache(self, profiler: str) -> None:
-        """Raise `UserError` for several cache states, because a profiler's report does not distinguish them."""
         if len(self.workload.request.timing.caches) > 1:
             raise UserError(
                 f"{profiler} profiles one cache state at a time", "name one with --cache, such as --cache warm"
             )
 
     def check_one_device(self, profiler: str) -> None:
-        """Raise `UserError` if several devices are requested, because a profiler's report covers one process."""
         if self.workload.request.inputs.is_spread:
             raise UserError(f"{profiler} profiles one device", "name one with --device")
 
     def beside(self, suffix: str) -> Path:
-        """Return `base` with another suffix; raise `UserError` if the file exists and must not be replaced."""
+        """Return `base` with another suffix, after a check that the file may be written."""
         path = self.base.with_suffix(suffix)
         check_writable(path, self.may_replace)
         return path
@@ -86,16 +79,11 @@ class NoOptions:
 
 
 class Analysis:
-    """Base class of an analysis of a replay's results.
+    """Base class of an analysis of a replay's results; a subclass registers itself by `@analyses.register(NAME)`.
 
-    An analysis is created before any case runs, so that missing requirements are reported first. A subclass registers
-    itself by `@analyses.register(NAME)`.
-
-    columns : class of the columns that it adds; None if it adds none
-    counts_work : True if it needs the operations and moved bytes of each operator inside subgraph cases and samples
     order : position among the analyses: low if it forks this process, high if it runs torch in this process
     prints_partial : True if it can print results of an interrupted replay
-    saw_all : False if it could not analyse all rows; a later replay with `--resume` analyses the others
+    saw_all : False if it could not analyse all rows
     header : fields to add to the header of result files
     """
 
@@ -112,11 +100,9 @@ class Analysis:
 
     @classmethod
     def is_requested(cls, options: Any) -> bool:
-        """Return True if the options ask for this analysis; raise `UserError` if they contradict each other."""
         raise NotImplementedError
 
     def add_to(self, rows: Sequence[Result]) -> list[Result]:
-        """Return copies of the rows with the columns of this analysis; raise `UserError` if the analysis fails."""
         return list(rows)
 
     def finish(self) -> None:

@@ -1,4 +1,4 @@
-"""The analysis that judges candidates: wrong calls, a verdict for each signature, and the time that candidates save."""
+"""The analysis that judges candidates."""
 
 from __future__ import annotations
 
@@ -85,8 +85,6 @@ def without_impossible(rows: Sequence[Result], ceilings: Peaks, workload: Worklo
 def shares_in_labels(workload: Workload, cases: Sequence[Case]) -> dict[int, dict[str, tuple[int, float]]]:
     """Return, for each case number and label of `record_function`, the number of the case's calls within the label, and
     the share of the label's captured time that these calls take.
-
-    cases : all cases of the trace
     """
     trace = workload.trace
     captured_us = {case.trace_number: case.captured_us for case in cases}
@@ -108,7 +106,6 @@ def shares_in_labels(workload: Workload, cases: Sequence[Case]) -> dict[int, dic
 
 
 def print_judgement(rows: Sequence[Result], file: IO[str]) -> None:
-    """Print judged rows (worst verdicts first), errors, reasons why gradients are not judged, and the time saved."""
     judged = [row for row in rows if CandidateColumns.of(row).verdict is not None]
     if not judged:
         return

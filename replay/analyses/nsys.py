@@ -1,7 +1,4 @@
-"""The Nsight Systems analysis (`--nsys`): runs the cases under nsys, and adds kernels and copies to the rows.
-
-Tables of its reports: https://docs.nvidia.com/nsight-systems/UserGuide/index.html, "SQLite Schema Reference".
-"""
+"""Runs the cases under nsys (`--nsys`), and adds the kernels and copies that it recorded to the rows."""
 
 from __future__ import annotations
 
@@ -101,7 +98,7 @@ def joined(report: NsysReport) -> tuple[Runs, int]:
 
 def joined_alone(reports: Iterable[NsysReport]) -> tuple[Runs, int]:
     """Return the timed runs by row in several reports, and the number of kernels, copies and other device work that
-    were launched outside opgrip's ranges. Each report is evaluated separately, because their clocks differ.
+    were launched outside opgrip's ranges.
     """
     runs_by_row: Runs = defaultdict(list)
     all_outside = 0
@@ -197,11 +194,6 @@ class NsysOptions:
 
 @dataclass(frozen=True, slots=True)
 class Nsys:
-    """How to run nsys.
-
-    warmup, iterations : number of warm-up runs and of profiled runs of each row
-    """
-
     binary: str
     report: Path
     arguments: Sequence[str] = ()
@@ -246,10 +238,7 @@ def profile_rows(
     say: Callable[[str], None],
     device: str,
 ) -> list[Result]:
-    """Run the cases of the rows once more under nsys, and return the rows with the columns of nsys.
-
-    timeout_s : time limit of a case in seconds
-    """
+    """Run the cases of the rows once more under nsys, and return the rows with the columns of nsys."""
     effort = replace(request.effort, warmup=nsys.warmup, iterations=nsys.iterations)
     request = replace(request, effort=effort, profiled=NSYS)
     runs_by_row: Runs = {}
@@ -339,7 +328,6 @@ class NsysRange:
     """One NVTX range that opgrip marked: a timed run of a row, or a stage before or after the run.
 
     case : number of the case; -1 if the range has none
-    message : operator, or name of the stage
     category : text that distinguishes the rows of a case, such as the mode
     start_ns, end_ns : time since the start of the report
     process : lower 24 bits of the process number
@@ -357,10 +345,8 @@ class NsysRange:
 class DeviceWork:
     """A piece of device work: a kernel, a copy, a memset, or a whole CUDA graph.
 
-    start_ns, end_ns : time in which it ran on the device, since the start of the report
     launched_ns : time at which the program launched it, since the start of the report; -1 if unknown
     process : lower 24 bits of the process number
-    copied_bytes : size of a copy, else 0
     """
 
     kind: DeviceWorkKind

@@ -30,10 +30,7 @@ def key_of(row: Result) -> Key:
 
 
 def why_unseen(own: Result | None) -> str:
-    """Return the reason why a profiler's report contains nothing about a row.
-
-    own : the row as opgrip timed it under the profiler; None if its case did not run there
-    """
+    """Return the reason why a profiler's report contains nothing about a row."""
     if own is None:
         return "it was not run again"
     return own.error or f"it was {own.status} and is not in the report"
@@ -43,9 +40,8 @@ LAST_LINES = 6  # number of last lines of a failed profiler to report: the first
 
 
 def find_program(name: str, product: str, folders: Sequence[str], named: str | None = None) -> str:
-    """Return the path of a profiler; raise `UserError` if it is not found.
+    """Return the path of a profiler.
 
-    product : name of the product to install, for the error message
     folders : glob patterns of usual installation paths, searched after PATH
     named : the path that the user set with `--NAME-bin`
     """
@@ -72,7 +68,6 @@ class Flags:
     output : option for the path of the report, such as `--output`; the user may not set it
     joined : option whose value is a list, such as `--trace`; the user's items are added to opgrip's
     short : long names of options by their short names
-    repeatable : options that may appear several times
     """
 
     output: str
@@ -81,11 +76,8 @@ class Flags:
     repeatable: Collection[str] = ()
 
     def read(self, words: Sequence[str], valued: Collection[str]) -> Iterator[tuple[str, str | None, list[str]]]:
-        """Yield (long name, value, words) of each option on a command line.
-
-        The value is None if it is missing; the name is empty for a word that is not an option.
-
-        valued : options whose value may be the next word
+        """Yield (long name, value, words) of each option on a command line; the name of a word without an option is
+        empty.
         """
         remaining = deque(words)
         while remaining:
@@ -103,10 +95,7 @@ class Flags:
 
 
 def arguments_in(path: Path, flags: Flags) -> list[str]:
-    """Return the words of a file of profiler arguments, split as a shell does, without `#` comments.
-
-    Raises `UserError` if the file cannot be read, or sets the path of the report.
-    """
+    """Return the words of a file of profiler arguments, split as a shell does, without `#` comments."""
     try:
         words = shlex.split(path.read_text(encoding="utf-8"), comments=True)
     except (OSError, ValueError) as error:
@@ -121,11 +110,7 @@ def arguments_in(path: Path, flags: Flags) -> list[str]:
 
 
 def merged_arguments(own: Sequence[str], others: Sequence[str], flags: Flags) -> list[str]:
-    """Return opgrip's and the user's arguments for a profiler as one list.
-
-    If both set an option, the user's value wins. Exceptions: the option `flags.joined` gets the items of both lists,
-    and a repeatable option gets both values.
-    """
+    """Return opgrip's and the user's arguments for a profiler as one list."""
     own_names = {word.partition("=")[0] for word in own}
     items: list[str] = []
     other_words: list[str] = []
@@ -166,11 +151,7 @@ def last_words(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def profiled_command(folder: Path, request: RunRequest, without: Collection[int], timeout_s: float) -> list[str]:
-    """Return the command that runs cases under a profiler: it starts this module, with files in `folder`.
-
-    without : numbers of cases to leave out
-    timeout_s : time limit of a case in seconds
-    """
+    """Return the command that runs cases under a profiler: it starts this module, with files in `folder`."""
     limited = replace(request, limits=replace(request.limits, timeout=timeout_s))
     (folder / "work.json").write_text(json.dumps({"request": asdict(limited), "without": sorted(without)}))
     return own_python("opgrip.replay.analyses.profiler_programs", str(folder / "work.json"), str(folder / "rows.jsonl"))

@@ -29,11 +29,8 @@ FIRST_MEANS = "first calls s: total time in seconds of the first call of each ca
 class SpeedUp:
     """The speed-up of a group of rows, each over the row with which it is compared.
 
-    cases : number of rows that are ok and have a speed-up
     mean : geometric mean over the cases, each counted once
-    low, high : 10th and 90th percentile over the cases; for a single case, over its pairs of runs
     weighted : geometric mean over the cases, weighted by their number of calls
-    faster, slower : number of cases that are faster, or slower, by the median and in at least nine of ten pairs of runs
     """
 
     cases: int
@@ -46,7 +43,7 @@ class SpeedUp:
 
 
 def speed_up_of(rows: Sequence[Result]) -> SpeedUp | None:
-    """Summarize the speed-ups of the rows whose status is ok; return None if none of them has a speed-up."""
+    """Summarize the speed-ups of the rows whose status is ok."""
     import numpy as np
 
     compared = [row for row in rows if row.status == OK and row.speed_up]
@@ -133,7 +130,6 @@ class ModesAnalysis(UnaskedAnalysis):
 class ModeSummary:
     """A mode compared with the reference mode.
 
-    speed_up : speed-up over the cases that are ok in both modes; None if there are none
     first_s : total time in seconds of the first calls of all cases, which include compilation
     """
 

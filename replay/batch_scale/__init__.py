@@ -1,9 +1,4 @@
-"""Replay of calls with a batch that is larger than the recorded one.
-
-The batch is assumed to be the first dimension of tensors. To find the tensors that have it, calls run in program order
-on the meta device with a larger batch. This starts with the data of operators in `ANCHORS`, and continues with results
-of calls whose sizes grow with the batch.
-"""
+"""Replay of calls with a batch that is larger than the recorded one."""
 
 from __future__ import annotations
 
@@ -124,11 +119,7 @@ def _operator_of(signature: Signature) -> Any:
 
 
 class BatchScale:
-    """Finds out which tensors of a trace have the batch in their first dimension.
-
-    The batch size is inferred from the data of the network's first convolution, embedding, matrix product or
-    normalization. It should be larger than one, because calls with a batch of one rarely contradict wrong assumptions.
-    """
+    """Finds out which tensors of a trace have the batch in their first dimension."""
 
     def __init__(self, trace: Trace) -> None:
         flow = make_flow(trace)
@@ -360,13 +351,7 @@ def _meta_leaf(leaf: Any) -> Any:
 
 
 def scaled(case: Case, factor: int, batches: BatchScale) -> Case:
-    """Return a copy of a case with a batch `factor` times as large; the case itself if it does not depend on the batch.
-
-    Captured facts such as time and count do not change. Values are drawn for the new shapes.
-
-    Raises `Unsupported` if the trace does not show how the call depends on the batch, or if a tensor with a batch is
-    sparse, quantized or nested, or not contiguous in the batch.
-    """
+    """Return a copy of a case with a batch `factor` times as large."""
     verdict = batches.verdict(case.trace_number)
     signature = _with_batch(case.signature, verdict.inputs, verdict.sizes, factor)
     growths = iter(verdict.outputs)

@@ -35,28 +35,19 @@ MOST_INPUT_SETS = 8  # maximum number of input sets of a case in addition to the
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One thing to replay: the calls of a signature or of one of its timing clusters, a module, a function or a sample.
-
-    A timing cluster is a group of calls of one signature whose times differ from the times of its other calls.
+    """One unit of replay, such as the calls of one signature, a module, a function or a sample.
 
     captured_us : median time of a call in the program: device time if the calls ran on a device, else host time
-    captured_total_us : sum of the calls' times in the program
-    captured_host_us : median host time of a call; None if unknown, or if `captured_us` is a host time
-    captured_spread : interquartile range of the calls' times, relative to their median; None if unknown, as for a
-        single call
-    perturbed : number of perturbed calls, which are included in `count`
+    captured_spread : interquartile range of the calls' times, relative to their median
     share : share of the time of all selected calls, from 0 to 1
     context : torch settings, such as autocast, under which the calls ran most often
     input_sets : copies of the signature with the values and results of other calls
-    fresh : share of calls whose results were in newly mapped memory pages; None if unknown, or if the results are small
+    fresh : share of calls whose results were in newly mapped memory pages
     operator : the operator to call, if it differs from the signature's
-    reference : the operator with whose results every mode's results are compared; None to compare them with the case's
-        own results in the reference mode
+    reference : the operator with whose results every mode's results are compared
     unused : indices of results that the program does not use
     weights : indices of tensor arguments that no call of the program makes or writes
-    part_of : number of the signature in the trace, if the case is one timing cluster of that signature
-    load : function that takes the case's number and returns the case with its code loaded, called in the process that
-        runs the case; None if there is no code to load
+    load : function that takes the case's number and returns the case with its code loaded
     """
 
     signature: Signature
@@ -103,16 +94,9 @@ class Case:
 def make_cases(
     trace: Trace, selection: Selection = Selection(), with_preceding_calls: bool = False, in_order: bool = False
 ) -> list[Case]:
-    """Return one case per signature, or with `selection.split` per timing cluster, largest share of time first.
+    """Return the cases of a trace's calls, largest share of time first.
 
-    Calls made inside an extension function or a compiled region belong to it and get no separate cases. Calls that a
-    distilled trace contains only because they precede its cases are left out.
-
-    with_preceding_calls : True to include these calls
-    in_order : True to give all calls the same share if none has a time; False to estimate shares from bytes and
-        operations
-
-    Raises UserError if the trace has no calls, or `selection` matches none.
+    with_preceding_calls : True to include calls that a distilled trace contains only because they precede its cases
     """
     observed_calls = calls_at_several_sites(trace)
     placed = placed_calls(trace, observed_calls)
@@ -280,7 +264,6 @@ class PlacedCalls:
     rows: Sequence[int | None]
 
     def clusters(self, selected: pd.Index[int]) -> list[TimingCluster]:
-        """Return the timing clusters, the one with the most calls first; an empty list if there are fewer than two."""
         groups = self._groups()
         if len(groups) < 2:
             return []
@@ -326,7 +309,7 @@ class PlacedCalls:
 
 
 def calls_at_several_sites(trace: Trace) -> pd.DataFrame:
-    """Return the calls of signatures with values from several call sites; at most about `MOST_CALLS` of them."""
+    """Return calls of signatures for which values were recorded at several call sites."""
     numbers = list(_observed_at_several_sites(trace))
     tables = [pd.DataFrame({name: [] for name in [*COLUMNS, MEMORY]})]
     if numbers:
@@ -375,7 +358,7 @@ def _observed_at_several_sites(trace: Trace) -> dict[int, list[Observed]]:
 
 
 def input_set_of(signature: Signature, observed: Observed) -> Signature | None:
-    """Return the signature with the values and results of a later call; None if the numbers of values differ."""
+    """Return the signature with the values and results of a later call."""
     if len(numbers_of([signature.args, signature.kwargs])) != len(observed.values):
         return None
     args, kwargs = with_numbers((signature.args, signature.kwargs), observed.values)
@@ -428,7 +411,7 @@ FLOPS_PER_BYTE = 10  # assumed floating-point operations per byte moved; 5 to 20
 
 
 def estimated_cost(signature: Signature) -> float:
-    """Return 1 plus the bytes that a call moves plus its floating-point operations / `FLOPS_PER_BYTE`; 1 for a view."""
+    """Return an estimate of a call's cost, from the bytes that it moves and its floating-point operations."""
     if is_view(signature):
         return 1.0
     whole = float(bytes_of([signature.args, signature.kwargs, signature.outputs]))

@@ -28,10 +28,8 @@ class FlowingCall:
     """A call and the storages that its tensors use.
 
     captured_ns : device time in the program if the call ran on a device, else host time; without the capture's own work
-    captured_host_ns : host time in the program, without the capture's own work
     inputs, outputs : storage number of each tensor argument, and of each tensor result; `NO_STORAGE` if unknown
     over : numbers of the storages that this call is the last to use
-    settings : torch settings of the call; calls with equal settings share one object
     """
 
     signature: int
@@ -68,10 +66,8 @@ class StorageNeed:
 class ProgramFlow:
     """A trace's calls and the storages that they use.
 
-    signatures : signatures to replay, by number; operators that the device lacks are replaced
-    outside : numbers of storages that existed before the first call; their total size is `outside_bytes`
+    outside : numbers of storages that existed before the first call
     peak_bytes : largest number of bytes in use at one time, without the storages in `outside`
-    wall_ns : time from the start of the first call to the end of the last
     critical_path : indices into `calls` of the slowest chain of calls in which each depends on the one before
     """
 
@@ -120,7 +116,7 @@ def _equivalents(signatures: Mapping[int, Signature], device: str) -> Iterator[t
 
 
 def can_flow(spec: TensorSpec) -> bool:
-    """Return True if a replay can pass this tensor on: strided, not quantized, not on `meta`, not of a subclass."""
+    """Return True if a replay can pass this tensor from one call to another."""
     odd = str(spec.dtype).startswith(("torch.q", "torch.bits")) or spec.device == "meta"
     return spec.cls in (None, STORAGE) and spec.layout is torch.strided and spec.stride is not None and not odd
 

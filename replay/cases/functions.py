@@ -46,13 +46,7 @@ def function_case(
     number: int = 0,
     trial: FunctionTrial | None = None,
 ) -> Case:
-    """Return the case that replays a Python function on copies of the given arguments.
-
-    args, kwargs : lists, tuples and dicts of dense tensors, which are copied, and of other values, which are passed
-        unchanged
-    name : name of the case in results; None for the function's qualified name
-    trial : result of a run of the function on these arguments; None to run it in the process that measures the case
-    """
+    """Return the case that replays a Python function on copies of the given arguments."""
     arguments = (tuple(args), dict(kwargs or {}))
     copies = (item.detach().clone(memory_format=torch.preserve_format) for item in tensors_in(list(arguments)))
     values = dict(enumerate(map(TensorValues, copies)))
@@ -102,11 +96,7 @@ class LazyOperator(Operator):
 
 
 class FunctionOperator(LazyOperator):
-    """A Python function as an operator.
-
-    To find out whether the function writes into its arguments, the first read of `mutates` calls it once on copies of
-    the arguments. This happens in the process that measures the case, because a function may crash, hang or exit.
-    """
+    """A Python function as an operator; the first read of `mutates` may call it on copies of its arguments."""
 
     __slots__ = ("_arguments", "_writes")
     _arguments: FunctionArguments
@@ -129,7 +119,6 @@ class FunctionTrial:
     """Result of running a function once on copies of its arguments.
 
     writes : True if the function wrote into its arguments, or raised an exception
-    failed : True if it raised an exception
     """
 
     writes: bool

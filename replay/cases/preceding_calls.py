@@ -1,8 +1,4 @@
-"""The calls that run before a case's calls in the program, and the argument tensors that were used shortly before.
-
-A call's time depends on the calls before it. If one call is repeated in a loop, its code and data stay in the caches;
-in the program, the caches contain the data of earlier calls.
-"""
+"""The calls that run before a case's calls in the program, and the argument tensors that were used shortly before."""
 
 from __future__ import annotations
 
@@ -73,10 +69,7 @@ class PrecedingCalls:
 
 
 def recent_bytes(device: str) -> int:
-    """Return how many bytes a program may use between two uses of a tensor that is to stay in the device's cache.
-
-    The function queries an accelerator, so call it only in the process that runs cases on that device.
-    """
+    """Return how many bytes a program may use between two uses of a tensor that is to stay in the device's cache."""
     if torch.device(device).type == "cpu":
         return RECENT_BYTES
     return int(SHARE_OF_CACHE * last_cache_bytes(device))

@@ -177,7 +177,6 @@ def no_match_within_label(selection: Selection) -> NothingSelectedError:
 
 
 def no_match(names: pd.Series[Any], patterns: Sequence[str], flag: str) -> NothingSelectedError:
-    """Return the error for an option whose patterns match no name."""
     return _no_match(str(names.name), patterns, flag, names.dropna().unique())
 
 
@@ -216,7 +215,6 @@ def unconverted(trace: Trace) -> str | None:
 
 
 def no_calls(trace: Trace) -> UserError:
-    """Return the error for a trace without calls; if a converter left calls out, its hint says why."""
     if lost := unconverted(trace):
         return UserError("no call of the file can be replayed", lost)
     return UserError("the trace contains no calls", "capture a program that calls operators")
@@ -229,7 +227,6 @@ FORWARD, BACKWARD = "forward", "backward"
 class Point:
     """One combination of values of `--threads`, `--batch-scale` and `--streams`.
 
-    threads : threads of an operator; None to use the recorded number
     batch : factor by which the recorded batch size is multiplied
     streams : number of cases that run at once, on threads or on streams of a device
     """
@@ -295,7 +292,6 @@ class Variant:
     """One run configuration of a case, which becomes one row of the results.
 
     values : how input values are chosen, such as `recorded` or `random`
-    direction : `forward`, or `backward` to compute gradients
     mode : name of the mode; if it has an argument, both are joined by a colon
     cache : state of the caches before each run; None if it is the same for all variants of the case
     """

@@ -97,7 +97,6 @@ class SubgraphCall:
 class SubgraphRun:
     """The consecutive calls that one thread made in one module or function.
 
-    time_ns, raw_ns : sum of its calls' times in the program, with and without correction for the capture's own work
     contexts : number of the torch settings of each call
     scope : number of the first call's scope (module, phase and source line)
     """
@@ -245,7 +244,6 @@ class Links:
 
     outside : distinct tensors that come from outside the subgraph
     stored : for each tensor in `outside`, True if it existed before the first recorded call, such as a parameter
-    outputs : the results that the subgraph returns
     mutates : True if a call may write into a tensor from outside
     reason : reason why the calls cannot run as one function; None if they can
     """
@@ -273,9 +271,7 @@ def link(
     """Return the calls of a subgraph with the origin of each tensor that they take.
 
     stored : storages that existed before the first recorded call
-    escaping_results : (index of the call, index of the result) of results that calls outside the subgraph use; these
-        are the outputs. If there are none, the outputs are the results of the last call that has any, without those
-        that torch returns only for a backward pass
+    escaping_results : (index of the call, index of the result) of results that calls outside the subgraph use
     """
     own = tuple(facts[call.signature] for call in calls)
     linker = _Linker()

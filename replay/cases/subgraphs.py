@@ -62,11 +62,7 @@ from opgrip.traces.values import Drawable
 
 
 class SubgraphOperator(LazyOperator):
-    """The calls of a subgraph as one function, which is created when it is first needed.
-
-    Its arguments are the tensors from outside the subgraph in the order of their first use, and then the devices,
-    floating-point dtypes and generators among the calls' arguments, which a replay may change.
-    """
+    """The calls of a subgraph as one function, which is created when it is first needed."""
 
     __slots__ = ("_extensions", "_graph_module", "is_training", "links")
     links: Links
@@ -90,10 +86,6 @@ class SubgraphOperator(LazyOperator):
 
 
 def make_graph_module(links: Links, extensions: Collection[str]) -> fx.GraphModule:
-    """Return the calls of a subgraph as a graph module.
-
-    Raises Unsupported if the calls cannot run as one function, or an operator is missing.
-    """
     if links.reason is not None:
         raise Unsupported(links.reason)
     return fx.GraphModule(torch.nn.Module(), _Builder(links, extensions).graph, "Unit")
@@ -227,16 +219,9 @@ def make_units(
     unit: str,
     extensions: Collection[str] = TRUSTED_EXTENSIONS,
 ) -> list[Case]:
-    """Return one case per distinct subgraph, largest share of time first.
+    """Return cases of subgraphs: uninterrupted sequences of calls that one thread made in one module or function.
 
-    A subgraph is an uninterrupted sequence of calls that one thread made in one module or function; forward, backward
-    and optimizer are separate subgraphs. Subgraphs with equal names, phases, signatures and dataflow become one case.
-
-    selection : `op` matches names of subgraphs, `module` matches module paths. If `module` matches several nested
-        modules, the calls belong to the outermost; if `op` matches several nested functions, to the innermost
     unit : `module` or `function`
-
-    Raises UserError if a pattern selects nothing, or the trace lacks storages.
     """
     calls = trace.own_calls
     if calls.empty:
@@ -370,14 +355,7 @@ MOST_TENSORS = 12  # maximum number of tensors that an error lists
 def load_module(load: Callable[[], Any], operator: SubgraphOperator, args: Sequence[Any]) -> Function:
     """Return a user's implementation of a module as a function of the arguments of the recorded module.
 
-    A function takes the tensors of the recorded module in the order of their first use. The parameters of an
-    `nn.Module`, and the buffers that fit a recorded tensor, are replaced by the recorded ones, and its `forward` takes
-    the other tensors in that order.
-
     load : function that imports the implementation: a function, or a subclass or an instance of `nn.Module`
-    args : arguments of the recorded module, on the device and in the dtype of the replay
-
-    Raises Unsupported if the class needs arguments, or its parameters or `forward` do not fit the tensors.
     """
     loaded, tensors = load(), args[: len(operator.links.outside)]
     if not isinstance(loaded, nn.Module) and not (inspect.isclass(loaded) and issubclass(loaded, nn.Module)):
@@ -408,7 +386,7 @@ def _instance_of(module_class: type[nn.Module]) -> nn.Module:
         return module_class()
     except TypeError as error:
         raise Unsupported(
-            f"{module_class.__name__}() needs arguments ({error}): give the parameters of its `__init__` defaults"
+            f"{module_class.__name__}() needs arguments ({error}): give each parameter of its `__init__` a default"
         ) from error
 
 
@@ -432,8 +410,9 @@ def _slots(
                 yield owner, name, index
             elif owner is part._parameters:
                 raise Unsupported(
-                    f"{type(module).__name__}.{f'{path}.' if path else ''}{name} is {_listed([own])}, which fits "
-                    f"none of the recorded module's other tensors: {_listed(tensors[index] for index in sorted(free))}"
+                    f"{type(module).__name__}.{f'{path}.' if path else ''}{name} is {_listed([own])}, and none of the "
+                    "recorded module's remaining tensors fits it: "
+                    f"{_listed(tensors[index] for index in sorted(free))}"
                 )
 
 

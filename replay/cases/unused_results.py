@@ -1,8 +1,4 @@
-"""Results that only a backward pass uses, arguments that require gradients, and operators that a device lacks.
-
-For example, compiled attention may return another logsumexp than eager attention, or one of another shape, but a
-program that only predicts never uses it. Such a result is compared and reported, but does not make a case wrong.
-"""
+"""Results that only a backward pass uses, arguments that require gradients, and operators that a device lacks."""
 
 from __future__ import annotations
 
@@ -35,7 +31,7 @@ def require_gradients(signature: Signature) -> Signature:
 
 
 def refused_argument(error: BaseException) -> str | None:
-    """Return the argument for which an operator has no gradient, from torch's message; None for other errors."""
+    """Return the argument for which an operator has no gradient, from torch's message."""
     match = _REFUSED.search(str(error))
     return None if match is None else match[1] or match[2]
 
@@ -115,11 +111,7 @@ FOR_BACKWARD: Mapping[str, Sequence[int]] = {
 
 
 def with_unused_results(cases: Sequence[Case], trace: Trace) -> list[Case]:
-    """Return copies of the cases in which `unused` lists the indices of results that the program does not use.
-
-    A result is unused if no call takes it as an argument; only results that torch returns for the operator's backward
-    are examined. If the trace lacks calls or storages, such a result counts as used if the call ran with gradients.
-    """
+    """Return copies of the cases in which `unused` lists the indices of results that the program does not use."""
     candidates = {
         case.trace_number: {*FOR_BACKWARD[packet]}
         for case in cases

@@ -68,8 +68,6 @@ Shape = tuple[Any, ...]
 class Plain:
     """The values of a tensor or number, as a dense array on the CPU.
 
-    shape : sizes; for a nested tensor, the shapes of its tensors
-    dtype : dtype of the result; float32 for a Python float
     values : (elements,) float64, complex128, int64 or bool
     step : (elements,) float64, distance between neighbouring values of a quantized dtype; None for other dtypes
     """
@@ -94,10 +92,7 @@ class Plain:
 
 
 def plain(leaf: Any) -> Plain | None:
-    """Return the values of a result; None if it is neither a tensor nor a number of at most 64 bits.
-
-    Raises RuntimeError or NotImplementedError for a tensor that torch cannot convert to a dense one.
-    """
+    """Return the values of a result; None if it is neither a tensor nor a number of at most 64 bits."""
     if isinstance(leaf, Tensor):
         return _plain_tensor(leaf.detach())
     if isinstance(leaf, bool):
@@ -180,9 +175,6 @@ def allowance(dtype: torch.dtype, size: Tensor, tolerance: Tolerance) -> Tensor:
     """Return the tolerated error of each element, (elements,) float64.
 
     size : (elements,) float64, absolute values of the reference's elements
-
-    The absolute tolerance of a dtype is meant for numbers around 1. If the largest element is smaller, as in gradients,
-    the tolerance is reduced in proportion, because it would otherwise hide errors. A tolerance set by the user stays.
     """
     # the product with an infinite size would allow any finite number there
     size = size.nan_to_num(0, 0, 0)
@@ -255,26 +247,11 @@ def rounded(
     terms: float,
     tf32: bool = False,
 ) -> Tensor:
-    """Return a mask, (elements,) bool, of the elements of a floating-point result whose error can be explained by
-    rounding.
+    """Return a mask, (elements,) bool, of the elements of a floating-point result whose error rounding can explain.
 
-    Another order of sums, a fused kernel or a transformed convolution have other errors than the reference, whose
-    error in one element may be zero by luck. So an element may be off by the tolerance plus `MULTIPLE` times (for
-    long sums, 16-bit dtypes and TF32, other constants apply) the largest of
-    - the reference's own error in this element,
-    - the effect of a last-bit change of the arguments, which is large where terms cancel,
-    - the `TYPICAL` quantile of the reference's errors; not the largest error, since one element at a discontinuity
-      would excuse all.
-
-    If there are at least `ENOUGH` such elements, the root mean square of their errors must also stay below that of the
-    tolerance plus `OVERALL` times the rest of the bound, because errors near the bound everywhere indicate a bias.
-    Otherwise only the tolerance counts.
-
-    actual, reference : result of the mode, and of the reference
     truth : result computed in float64
     disturbed : results computed in float64 from arguments changed in their last bit
     terms : number of values that may have been added up for one element
-    tf32 : True if products may use TF32; `disturbed` then has arguments changed in the last bit of TF32
     """
     base = allowance(reference.dtype, magnitudes(truth.values), tolerance)
     error = distances(actual.values, _overflown(truth, actual))
@@ -297,8 +274,6 @@ def rounded(
 
 def unsettled(actual: Plain, runs: Sequence[Plain]) -> Tensor:
     """Return a mask, (elements,) bool, of the elements of an integer or bool result that rounding can explain.
-
-    In these elements the runs differ, and the value lies between those of the runs.
 
     runs : the reference's result, and results computed in float64 from exact and from slightly changed arguments
     """

@@ -28,13 +28,7 @@ class _Run:
 def check_contract(
     operator: Function, candidate: Function, inputs: Inputs, unused: Collection[int] = ()
 ) -> ResultVerdict:
-    """Return the verdict on a candidate's results apart from their values.
-
-    The results must have the types and strides of the operator's results, share memory with the same arguments, and be
-    equal in two runs unless the operator's results are random. Only arguments that the operator writes into may change.
-
-    unused : indices of outputs that the program does not use; they are not checked
-    """
+    """Return the verdict on a candidate's results apart from their values."""
     expected, actual = _run(operator, inputs, SEED), _run(candidate, inputs, SEED)
     faults = [f"writes into argument {place}" for place in sorted(actual.written - expected.written)]
     for place, (ours, theirs) in enumerate(zip(actual.outputs, expected.outputs, strict=False)):

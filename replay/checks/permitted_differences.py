@@ -90,11 +90,8 @@ Chosen = Callable[[dict[str, Any], Tensor, Tensor], str | None]
 def chosen_otherwise(
     operator: Named, arguments: Arguments, actual: Sequence[Any], reference: Sequence[Any]
 ) -> dict[int, str | None]:
-    """Check the outputs of an operator that may choose any of several equal elements, such as `sort`.
-
-    Return the error of each checked output by the output's index, None if it is correct. Indices may differ from the
-    reference's if they point at equal elements; they must be valid, and distinct if each element is returned once.
-    Nothing is checked for other operators, stable sorts, and indices of another shape or dtype.
+    """Return the error (None if correct) of each checked output of an operator that may choose any of several equal
+    elements, such as `sort`.
     """
     position = INDEX_OUTPUT.get(operator.packet, len(reference))
     if operator.schema is None or _stable(operator, arguments) or not len(actual) == len(reference) > position:
@@ -251,20 +248,7 @@ DEPENDENT = 2.0  # allowed distance of a result, relative to the distance of the
 
 
 def drawn_otherwise(actual: Plain, runs: Sequence[Plain]) -> str | None:
-    """Return why the random result `actual` is not distributed like the reference's runs, or None if all tests pass.
-
-    NaN and infinity may occur only if they do in the runs. If all runs contain the same numbers, the result must be
-    a permutation of them. Each of the other tests rejects a correct result with a probability of one in ten
-    million:
-    - the elements are not all equal, if that is unlikely,
-    - the distribution of all elements is that of all runs (two-sample Kolmogorov-Smirnov),
-    - the rank of each element among the runs' elements at its position is uniform (one-sample Kolmogorov-Smirnov),
-      which detects scales, biases and zeros that vary by position, as with dropout.
-
-    The bounds are valid for independent elements. Because one random number may determine many elements, a result
-    beyond a bound also passes if it is at most `DEPENDENT` times as far from the runs as the farthest run is from the
-    other runs.
-    """
+    """Return why the random result `actual` is not distributed like the reference's runs, or None if all tests pass."""
     ours, theirs = _real(actual), torch.stack([_real(run) for run in runs])
     for name, is_special in (("NaN", torch.isnan), ("infinity", torch.isinf)):
         if bool(is_special(ours).any()) and not bool(is_special(theirs).any()):

@@ -47,11 +47,7 @@ SEEDS_OF_FEW = 8
 class Reference:
     """The correct results of one call, with which a mode's results are compared.
 
-    A result is correct within tolerance, or if a difference has a permitted cause: uninitialized memory, another choice
-    among equal elements or random numbers (`permitted_differences`), or rounding (`closeness`).
-
     make_arguments : function that returns the same arguments, in their initial state, each time
-    op : name of the operator, such as `aten.sort.default`; None for a Python function
     unused : indices of outputs that the program does not use; a difference in them is only a note
     """
 
@@ -71,7 +67,6 @@ class Reference:
         self._seeded: list[RunOutputs] = []
 
     def check(self, actual: RunOutputs, tolerance: Tolerance) -> ResultVerdict:
-        """Return the verdict on a mode's results; if they cannot be compared, they are wrong."""
         try:
             return joined(self._verdicts(actual, tolerance))
         except Unpaired as mismatch:
@@ -344,7 +339,6 @@ _COMPLEX = frozenset({torch.complex32, torch.complex64})
 class Truths:
     """Results of a call computed in float64.
 
-    exact : results for the exact arguments
     disturbed : results for arguments changed by half an epsilon of their dtype, which show the effect of rounding
     tf32 : True if TF32's epsilon was used for float32
     """
@@ -361,10 +355,7 @@ class Truths:
 def truths_of(
     function: Callable[..., Any], make_arguments: Callable[[], Arguments], mutates: bool, seed: int
 ) -> Truths | None:
-    """Return the results of a call computed in float64; None if it cannot run in float64.
-
-    Also None if it writes into arguments and some arguments share memory, because their copies in float64 share none.
-    """
+    """Return the results of a call computed in float64."""
     first = make_arguments()
     strided = [tensor for tensor in tensors_of(first) if tensor.layout is torch.strided]
     if mutates and len({tensor.untyped_storage()._cdata for tensor in strided}) < len(strided):

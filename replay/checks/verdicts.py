@@ -18,8 +18,6 @@ class ResultDifference:
     """The wrong elements of one result, compared with the reference's result.
 
     place : the result, such as `output 1`
-    count, size : number of wrong elements, and of all elements
-    max_abs, max_rel : largest errors; `max_rel` is inf if the reference is 0 in one of these elements
     at : indices of the element with the largest absolute error
     """
 
@@ -44,9 +42,7 @@ class ResultDifference:
 class ResultVerdict:
     """The verdict on results: whether they are correct, and how far they are from the reference's results.
 
-    right_abs, right_rel : largest errors of correct results, the relative one over elements with a non-zero reference;
-        None if unknown, as for random numbers
-    faults : why the results are wrong: differences from the reference, or other reasons as text
+    right_abs, right_rel : largest errors of correct results; None if unknown
     """
 
     right_abs: float | None = None
@@ -60,7 +56,6 @@ class ResultVerdict:
 
     @property
     def max_abs(self) -> float | None:
-        """Largest absolute error; for wrong results, over the wrong elements only; None if unknown."""
         return self.right_abs if self.right else max((item.max_abs for item in self._differences), default=None)
 
     @property
@@ -77,7 +72,7 @@ class ResultVerdict:
 
 
 class WrongResultError(Exception):
-    """Raised if a candidate returns wrong results or manipulates its measurement; the message is the reason."""
+    """Raised if a candidate returns wrong results or manipulates its measurement."""
 
 
 def wrong(reason: str) -> ResultVerdict:
@@ -124,7 +119,7 @@ TOLERANCES: dict[str, tuple[float, float]] = {
 @titled("execution")
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """Tolerance of results: |actual - reference| <= atol + rtol * |reference|; integers must be equal."""
+    """Tolerance of results: |actual - reference| <= atol + rtol * |reference|."""
 
     rtol: float | None = option(
         None,
@@ -144,10 +139,7 @@ class Tolerance:
     )
 
     def of(self, dtype: torch.dtype) -> tuple[float, float]:
-        """Return (relative tolerance, absolute tolerance) for results of a dtype.
-
-        By default, floats of at most 8 bits may differ by one step, because ties may round either way.
-        """
+        """Return (relative tolerance, absolute tolerance) for results of a dtype."""
         import torch
 
         name = str(dtype).removeprefix("torch.")

@@ -113,7 +113,8 @@ def judge(
         instance of such a class, or a function that takes the tensors of the recorded module in the order of their
         first use
     trace : one or several traces, a folder of traces, `zoo` or `zoo:PATTERN`
-    options : long names of options in `opreplay --help`, with `_` for `-`
+    options : long names of options in `opreplay --help`, with `_` for `-`, except `candidate`,
+        `gate`, `list` and `strict`
 
     Raises TypeError if an option is unknown, or if the candidates are neither all callable nor all text.
 
@@ -347,7 +348,6 @@ def _random_like(meta: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _name(function: Callable[..., Any]) -> str:
-    """Return the public name of a function, for example `torch.nn.functional.gelu` for `torch._C._nn.gelu`."""
     if isinstance(function, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
         return str(function)
     if isinstance(function, partial):

@@ -35,10 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(args: argparse.Namespace, words: Sequence[str] = ()) -> int:
-    """Run the requested replay, print its tables, and return the exit status.
-
-    words : arguments of the command line, for the message that says how to continue an interrupted replay
-    """
+    """Run the requested replay, print its tables, and return the exit status."""
     with loading("opreplay"):
         from opgrip.replay.command.replay import perform
         from opgrip.replay.command.trace_targets import targets_of

@@ -83,10 +83,7 @@ MakeReplay = Callable[[argparse.Namespace, Origin], TraceReplay]
 
 
 class SeveralReplays:
-    """Replays the traces that a command line names, one after the other.
-
-    If there is an output file, the rows of each trace are kept in a folder next to it, so that `--resume` can continue.
-    """
+    """Replays the traces that a command line names, one after the other."""
 
     def __init__(
         self,
@@ -122,9 +119,6 @@ class SeveralReplays:
         return None if self.output.output is None else parts_folder(self.output.output)
 
     def run(self) -> ReplayOutcome:
-        """Replay the traces, write the output file unless the replay ends early, and return the results and how it
-        ended.
-        """
         if self.output.append and self.output.output is not None and self.output.output.exists():
             self._earlier = read_run(self.output.output)
         self._set_aside_absent()
@@ -320,8 +314,8 @@ def replay(trace: str | Path | Sequence[str | Path] | Mapping[str, Any] | None =
     trace : a file that `Capture` or `opcapture` wrote; several files, a folder of them, `zoo` or `zoo:PATTERN`, which
         are replayed in turn; `samples`, `sample:NAME`, or a folder that `grip` wrote; the contents of a PARAM
         configuration file as a dictionary; None if `operator` names what to replay
-    options : long names of options in `opreplay --help`, with `_` for `-`; a list for options that take several values;
-        `inputs` is a dictionary or a list of dictionaries
+    options : long names of options in `opreplay --help`, with `_` for `-`, except `strict` and `list`; a list for
+        options that take several values; `inputs` is a dictionary or a list of dictionaries
 
     Raises TypeError if an option is unknown.
 
@@ -343,13 +337,7 @@ def replay(trace: str | Path | Sequence[str | Path] | Mapping[str, Any] | None =
 
 
 def replay_arguments(args: argparse.Namespace, executor: Executor | None = None) -> Results:
-    """Run the replay that a parsed `opreplay` command line requests, and return its results (no rows in ranks other
-    than the first).
-
-    Raises `UserError` if the replay fails, and KeyboardInterrupt if it is interrupted.
-
-    executor : runs the cases; None for the one that the command line names
-    """
+    """Run the replay that a parsed `opreplay` command line requests, and return its results."""
     reporter = QuietReporter("opgrip")
     outcome = perform(args, reporter, may_fork=False, executor=executor)
     if outcome is None:
@@ -374,13 +362,7 @@ def perform(
     check: Callable[[Workload], object] = lambda workload: None,
     executor: Executor | None = None,
 ) -> ReplayOutcome | None:
-    """Run the replay that a command line requests, and return its results and how it ended.
-
-    Ranks other than the first return None. Raises `UserError` if the replay cannot run.
-
-    check : called with the workload if the cases of a single trace are replayed; raises `UserError` to prevent that
-    executor : runs the cases; None for the one that the command line names
-    """
+    """Run the replay that a command line requests, and return its results; ranks other than the first return None."""
     settle_shard(args)
     output = from_arguments(OutputOptions, args)
     is_complete = is_completed(output)

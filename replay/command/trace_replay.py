@@ -1,7 +1,4 @@
-"""Replay of one trace, of samples or of operators: runs the cases, adds columns of analyses, and writes the output.
-
-A journal next to the output keeps the rows of finished cases for `--resume`.
-"""
+"""Replay of one trace, of samples or of operators: runs the cases, adds columns of analyses, and writes the output."""
 
 from __future__ import annotations
 
@@ -87,8 +84,7 @@ class TraceReplay:
     """The replay of one trace that a command line requests; creating it loads the trace and selects the cases.
 
     may_fork : True if this process has not used torch yet, so that it can be forked
-    origin : None if the trace is not one of several that are replayed together
-    again : command that resumes this replay, for messages; empty for no such message
+    again : command that resumes this replay, for messages
     """
 
     def __init__(
@@ -127,9 +123,7 @@ class TraceReplay:
 
     @property
     def header(self) -> dict[str, Any]:
-        """Header of the results: trace, versions, device and command. Reading this property may initialize the
-        device.
-        """
+        """Header of the results; reading it may initialize the device."""
         workload, request, about_executor = self.workload, self.workload.request, self._executor.about(self.workload)
         header = {
             "trace": request.trace,
@@ -151,7 +145,7 @@ class TraceReplay:
         return header | about | about_executor | stands_for | ({SETTINGS: settings} if settings else {})
 
     def completed_rows(self) -> list[Result]:
-        """Return the rows of the complete output file; raise `UserError` if it belongs to a different replay."""
+        """Return the rows of the complete output file."""
         assert self.output.output is not None, "an earlier replay wrote it"
         workload = self.workload
         expected = expected_rows(workload.cases, workload)
@@ -338,11 +332,7 @@ class TraceReplay:
 def repeat(
     first: Mapping[int, list[Result]], run_once: RunOnce, repeats: int, base: Results | None, reference: str = EAGER
 ) -> RowsByCase:
-    """Replay cases again, and return rows by case number that combine all replays of a case.
-
-    base : run with which the new one is compared; a case is replayed until it is decided whether it differs from this
-        run, at most `MOST_REPEATS` times
-    """
+    """Replay cases again, and return rows by case number that combine all replays of a case."""
     joined = {number: list(rows) for number, rows in first.items()}
     for time in count(2):
         if time <= repeats:
@@ -366,10 +356,7 @@ def _undecided(base: Results, rows: RowsByCase) -> set[int]:
 
 
 def keep(results: Results, output: OutputOptions, reporter: Reporter) -> Path | None:
-    """Add results to the results store and return the path of their file; None if nothing is stored.
-
-    Raises `UserError` if the store that `--store` names cannot be written.
-    """
+    """Add results to the results store and return the path of their file."""
     folder = output.store or usual_folder()
     if folder is None or not results.rows:
         return None

@@ -41,7 +41,6 @@ class TraceTarget:
     zoo: ZooTrace | None = None  # its file may not be installed
 
     def path(self) -> str:
-        """Return the path of the trace; raise `MissingFileError` for a trace of the zoo that is not installed."""
         return str(zoo_file(self.zoo)) if self.zoo is not None else str(self.file)
 
     @property
@@ -54,9 +53,8 @@ class TraceTarget:
 
 
 def targets_of(names: Sequence[str]) -> list[TraceTarget] | None:
-    """Return the traces that the names on a command line refer to, each once; None for a single trace or for samples.
-
-    Raises `UserError` if a pattern matches no trace of the zoo, or if one of several names is a sample.
+    """Return the traces that the names on a command line refer to, each once; None for a single trace or for
+    samples.
     """
     if len(names) == 1 and not (_is_zoo(names[0]) or is_folder_of_traces(names[0])):
         return None
@@ -75,9 +73,6 @@ def args_of_one(args: argparse.Namespace, target: TraceTarget) -> argparse.Names
 
 
 def is_folder_of_traces(name: str) -> bool:
-    """Return True for a folder that contains files with the suffixes of traces. A folder that is itself one trace of
-    another tool, or that contains `.py` files (gripped samples), does not count.
-    """
     folder = Path(name)
     return folder.is_dir() and format_of(folder) is None and bool(_files_in(folder)) and not any(folder.glob("*.py"))
 
@@ -122,10 +117,7 @@ class TraceShare:
 def deal(
     args: argparse.Namespace, targets: Sequence[TraceTarget], part: Shard, advance: Callable[[], None]
 ) -> dict[str, TraceShare]:
-    """Return which part of each trace a shard replays, by trace name.
-
-    Every shard reads all traces, so that all shards compute the same costs.
-    """
+    """Return which part of each trace a shard replays, by trace name."""
     costs: list[tuple[str, int, str | None]] = []
     for target in targets:
         costs.append((target.origin.trace, *_cost(args, target)))
@@ -172,7 +164,6 @@ def with_earlier(header: Mapping[str, Any], earlier: Mapping[str, Any], replayed
 
 
 def hash_of(about: Any) -> str | None:
-    """Return a trace's hash from its entry in a header that may be untrusted; None if the entry has no hash."""
     return about.get("trace_hash") if isinstance(about, Mapping) else None
 
 
@@ -196,11 +187,7 @@ def about_parts(
 
 
 def prepare_parts(folder: Path, output: OutputOptions, about: Mapping[str, Any]) -> None:
-    """Create the folder that keeps the rows of each trace, or use the existing one if `--resume` is given.
-
-    Raises `UserError` if the folder exists and no option continues or replaces it, or if it belongs to a different
-    replay.
-    """
+    """Create the folder that keeps the rows of each trace, or continue with the existing one."""
     try:
         if folder.is_dir() and not output.resume:
             _remove(folder, output)
@@ -214,7 +201,7 @@ def prepare_parts(folder: Path, output: OutputOptions, about: Mapping[str, Any])
 
 
 def check_kinds(part: Path, rows: Iterable[Result], header: Mapping[str, Any]) -> None:
-    """Raise `OtherMachinesError` if rows of a trace were measured on another kind of machine than is used now."""
+    """Check that rows of a trace were measured on the present kind of machine."""
     kinds = {MachineColumns.of(row).machine_kind for row in rows} | {_kind_in_journal(part)}
     present = set(header.get("machines", {}).values())
     others = sorted(kind for kind in kinds - present if kind is not None)

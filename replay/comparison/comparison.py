@@ -122,8 +122,6 @@ class Pair:
     """One case in one mode: its row in the base run and its row in the new run.
 
     judgement : verdict with the ratio of the times and its interval; None if one of the rows has no usable time
-    compared : the times of which the ratio is; None if one of the rows has no usable time
-    reason : why the judgement is missing, or why the ratio's interval is wider than the repeats imply
     """
 
     base: Result
@@ -138,29 +136,26 @@ class Pair:
 
     @property
     def more_runs(self) -> int | None:
-        """Number of additional repeats of each run that would decide the verdict; None if decided or undecidable."""
+        """Number of additional repeats of each run that would decide the verdict."""
         return None if self.judgement is None else self.judgement.more_runs
 
     @property
     def more_new_runs(self) -> int | None:
-        """Number of additional repeats of the new run that would decide the verdict; None if decided or undecidable."""
+        """Number of additional repeats of the new run alone that would decide the verdict."""
         return None if self.judgement is None else self.judgement.more_new_runs
 
     @property
     def is_contended(self) -> bool:
-        """True if other processes disturbed nearly all timed runs of one of the rows; its time cannot be added to a
-        sum.
-        """
+        """True if other processes disturbed nearly all timed runs of one of the rows."""
         return CONTENDED in (self.base.status, self.new.status)
 
     @property
     def base_us(self) -> float:
-        """Total time of the case's calls in the base run, in us: number of calls times the compared time."""
         return max(self.base.count, 1) * (self.compared.base_us if self.compared else self.base.median_us or 0.0)
 
     @property
     def new_us(self) -> float:
-        """Total time of the same number of calls in the new run, in us."""
+        """Total time in us of as many calls as the base has, in the new run."""
         return max(self.base.count, 1) * (self.compared.new_us if self.compared else self.new.median_us or 0.0)
 
     @property
@@ -183,7 +178,7 @@ class Comparison:
 
     base, new : headers of the two runs
     differs : settings that differ, as (name, value in base, value in new)
-    pairs : cases timed in both runs, the one with the largest increase in total time first
+    pairs : cases timed in both runs
     broken : cases that have results only in the base
     fixed : cases that are ok in the new run, and were neither ok nor contended in the base
     untimed : other cases without a time in at least one run
@@ -232,9 +227,7 @@ class Comparison:
         return Counter(pair.verdict for pair in self.pairs)
 
     def totals(self, by: str | None = None) -> list[Total]:
-        """Return the total times of the cases in each group, longest base time first.
-
-        Cases are left out if a row has no usable time, or if nearly all runs of a row were contended.
+        """Return the total times of the cases in each group.
 
         by : `op`, `family`, `mode`, `module`, `phase` or `line`; None for a single group of all cases
         """
@@ -261,9 +254,7 @@ class Comparison:
 def compare(base: Results, new: Results, margin: float = MARGIN) -> Comparison:
     """Compare two runs of a replay case by case.
 
-    Cases are matched by operator, shapes, recorded dtypes, settings and mode, not by their numbers in a trace. The runs
-    may have been made with different options, such as `--dtype`, `--tune` or `--threads`, if each option applied to a
-    whole run: `differs` lists them. Repeats (`--repeats`) show how much a case varies from one replay to the next.
+    Cases are matched by operator, shapes, recorded dtypes, settings and mode, not by their numbers in a trace.
 
     margin : largest relative difference at which times count as the same
     """

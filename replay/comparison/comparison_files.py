@@ -49,7 +49,7 @@ def write_comparisons(comparisons: Sequence[Comparison], gates: Gates, path: Pat
 
 
 def form_for(path: Path) -> Callable[[Sequence[Comparison], Gates], str]:
-    """Return the function that converts comparisons to text; raise `UserError` for an unknown suffix of the path."""
+    """Return the function that converts comparisons to text."""
     if path.suffix not in FORMS:
         raise UserError(f"{path} has no known suffix", f"end its name in {', '.join(FORMS)}")
     return FORMS[path.suffix]
@@ -122,11 +122,7 @@ def as_csv(comparisons: Sequence[Comparison], gates: Gates) -> str:
 
 
 def as_junit(comparisons: Sequence[Comparison], gates: Gates) -> str:
-    """Return JUnit XML with one test per row and one per gate.
-
-    An undecided gate is reported as an error, and so are the rows that cause it. Without gates, a test fails if the
-    verdict of its row is SLOWER, FAILED, CHANGED or MISSING.
-    """
+    """Return JUnit XML with one test per row and one per gate."""
     text = io.StringIO()
     write_suites([_suite(comparison, gates) for comparison in comparisons], text)
     return text.getvalue()

@@ -126,7 +126,7 @@ class ComparisonColumns(Columns):
 
 
 def rows_of(comparison: Comparison) -> Iterator[ComparisonColumns]:
-    """Yield the rows of a comparison by verdict, worst first; a case with two verdicts has two rows."""
+    """Yield the rows of a comparison by verdict, worst first."""
     return (cells for cells, _ in rows_with_results(comparison))
 
 
@@ -219,11 +219,6 @@ OUTCOMES = {Outcome.PASSED: "green", Outcome.FAILED: "bold red", Outcome.NOT_DEC
 def print_comparison(
     comparison: Comparison, file: IO[str], by: str | None = None, all_rows: bool = False, held: Sequence[Held] = ()
 ) -> None:
-    """Print the settings that differ, the groups, the rows that changed, the summary, and the outcomes of gates.
-
-    by : column by which cases are grouped; None to print no groups
-    all_rows : True to also print rows with the verdict SAME, UNSURE or UNTIMED
-    """
     for name, header in (("base", comparison.base), ("new", comparison.new)):
         print_line(f"{name:<8}{printable(origin(header))}", file)
     for name, old, new in comparison.differs:

@@ -47,7 +47,6 @@ class Difference:
     log_ratio : logarithm of the ratio of the new time to the base time
     variance : variance of the logarithm of a run's time from repeat to repeat
     freedom : degrees of freedom of `variance`
-    base_runs, new_runs : number of repeats in each run
     drift : standard deviation of the change in the machine's speed between runs, which repeats within a run do not show
     base_excess, new_excess : maximum amount by which the logarithm of a run's time may be too high, for example because
         of contention or a slower clock
@@ -82,7 +81,7 @@ class RatioVerdict:
     ratio, low, high : ratio of the new time to the base time, and its interval at the confidence level `CONFIDENCE`
     probability : probability that an unchanged case shows at least this difference
     more_runs, more_new_runs : number of additional repeats of each run, or of only the new run, that would decide the
-        verdict; None if it is decided or cannot be decided
+        verdict
     """
 
     verdict: Verdict
@@ -95,7 +94,7 @@ class RatioVerdict:
 
 
 def interval_text(low: float, high: float) -> str:
-    """Return an interval as text, such as `0.980 to 1.020`, without ends beyond a factor of `MOST_SHOWN`."""
+    """Return an interval as text, such as `0.980 to 1.020`."""
     if low > 1 / MOST_SHOWN:
         return f"{low:.3f} to {high:.3f}" if high < MOST_SHOWN else f"at least {low:.3f}"
     return f"at most {high:.3f}" if high < MOST_SHOWN else "unknown"
@@ -104,9 +103,7 @@ def interval_text(low: float, high: float) -> str:
 def judge(differences: Sequence[Difference], margin: float) -> list[RatioVerdict]:
     """Return the verdict on each difference; the verdicts account for the number of differences.
 
-    FASTER and SLOWER follow from the Benjamini-Hochberg procedure over all differences. SAME means that the interval
-    lies within the margin, or that the difference does and its interval lies within twice the margin.
-    margin : largest relative difference at which times count as the same, from 0 to 1
+    margin : largest relative difference at which times count as the same
     """
     if not differences:
         return []
@@ -181,10 +178,7 @@ UNBOUNDED_LOG = log(1e6)
 
 @dataclass(frozen=True, slots=True)
 class ComparedRows:
-    """The times that represent a case's two rows in a comparison, and their difference.
-
-    base, new : the compared estimates: medians of the repeats, or fastest runs if medians are less reliable
-    """
+    """The times that represent a case's two rows in a comparison, and their difference."""
 
     difference: Difference
     base: Estimate

@@ -1,4 +1,4 @@
-"""Gates: conditions such as `slower<=5%` whose outcome for a comparison is passed, failed, or not decided."""
+"""Gates: conditions on a comparison, such as `slower<=5%`."""
 
 from __future__ import annotations
 
@@ -54,7 +54,6 @@ class Outcome(Enum):
 class Gate:
     """A condition on a comparison, such as `slower<=5%`.
 
-    name : a name in `TIMED` or `COUNTED`
     most : largest allowed relative slowdown (0.05 for 5 %), or largest allowed number of rows
     """
 
@@ -67,7 +66,6 @@ class Gate:
 class Held:
     """A gate with its outcome for a comparison.
 
-    reason : why it has this outcome; empty if the gate passed without a remark
     rows : rows of the new run, or of the base if missing there, that caused the outcome; may be empty
     """
 
@@ -110,13 +108,7 @@ class _Limited:
 
 
 def hold(gate: Gate, comparison: Comparison) -> Held:
-    """Return the outcome of a gate for a comparison.
-
-    A gate on a number of rows fails if there are more rows than its limit. A gate on times fails if a row, a group or
-    the total is SLOWER by more than the limit. It passes if the upper end of the total's interval is not far above the
-    limit, and the rows whose intervals end clearly above the limit could add only little time; docs/results.md has the
-    exact rule. Otherwise it is not decided.
-    """
+    """Return the outcome of a gate for a comparison; docs/results.md explains when a gate fails."""
     if gate.name in COUNTED:
         rows = COUNTED[gate.name](comparison)
         if len(rows) <= gate.most:
@@ -168,13 +160,13 @@ def hold_all(gates: Iterable[Gate], comparison: Comparison) -> list[Held]:
 
 
 def exit_status(held: Iterable[Held]) -> int:
-    """Return the exit status for the worst outcome; 0 without gates."""
+    """Return the exit status for the worst outcome."""
     outcomes = {item.outcome for item in held}
     return next((item.exit_status for item in reversed(Outcome) if item in outcomes), 0)
 
 
 def margin_for(gates: Iterable[Gate]) -> float:
-    """Return the relative difference up to which times count as the same: `MARGIN`, or a smaller limit of a gate."""
+    """Return the relative difference up to which times count as the same."""
     return min([MARGIN, *(gate.most for gate in gates if gate.name in TIMED)])
 
 
@@ -242,11 +234,6 @@ def parse_gate(text: str) -> Gate:
 
 
 def hold_candidates(gate: Gate, steps: Sequence[JudgedStep]) -> Held:
-    """Return the outcome of a gate on candidates.
-
-    The gate `total` compares its limit with the 95 % interval of each step's ratio. The gate `slower` compares its
-    limit with the ratio of each signature that is slower, and with the interval of each undecided signature.
-    """
     limit = 1 + gate.most
     if gate.name == TOTAL:
         judged = [step for step in steps if step.share]

@@ -1,9 +1,4 @@
-"""Variance of a case's median between replays, estimated from the case's repeats and from all other cases.
-
-The variance of each case is moved towards the variance of all cases, as in G. K. Smyth, "Linear models and empirical
-Bayes methods for assessing differential expression in microarray experiments", Statistical Applications in Genetics and
-Molecular Biology 3 (2004), article 3, section 6.2.
-"""
+"""Variance of a case's median between replays, estimated from the case's repeats and from all other cases."""
 
 from __future__ import annotations
 
@@ -29,8 +24,6 @@ class Estimate:
 
     logs : logarithm of the median time of each repeat
     within : variance of one element of `logs`, estimated from the spread of the runs within a repeat
-    gaps : for each repeat, the logarithm of the median divided by the fastest run: contention increases it, a slower
-        operator does not
     """
 
     logs: tuple[float, ...]
@@ -51,10 +44,6 @@ class Estimate:
 
 
 def estimate(row: Result) -> Estimate | None:
-    """Return the estimate of a row's time; None if the row has no usable time.
-
-    If the times of the runs were not kept, median and spread are used.
-    """
     logs, variances, gaps = [], [], []
     for times, weights, numbers in repeats_of(row):
         kinds, middle = _strata(times, weights, numbers), quantile(times, weights, 0.5)
@@ -88,7 +77,7 @@ def _strata(times: Sequence[float], weights: Sequence[float], kinds: Sequence[in
 
 
 def contended_share(row: Result) -> float:
-    """Return the share of a row's runs that were slowed down, from 0 to 1; runs of weight 0 do not count."""
+    """Return the share of a row's runs that were slowed down, from 0 to 1."""
     if row.status == CONTENDED:
         return 1.0
     runs, without_weight = row.samples, (row.weights or []).count(0.0)
@@ -135,7 +124,6 @@ def learn(samples: Sequence[tuple[float, int]], usual: Prior) -> Prior:
     """Return the prior for the variance of a case's log median, learned from the cases that were repeated.
 
     samples : for each repeated case, the sum of squared deviations of its repeats and its degrees of freedom
-    usual : prior to return if there are fewer than `FEWEST` samples
     """
     if len(samples) < FEWEST:
         return usual

@@ -1,7 +1,4 @@
-"""The results store, a folder with one file per replay (files are never replaced), and merging of runs.
-
-File names: `<store>/<machine>-<device>/<time>-<trace>-<id>.parquet`
-"""
+"""The results store, a folder with one file per replay, and merging of runs."""
 
 from __future__ import annotations
 
@@ -36,7 +33,6 @@ class RunSummary:
     """A line in the list of stored runs.
 
     dtypes : values of `--dtype`
-    ok : number of rows with status ok
     """
 
     time: str = ""
@@ -69,10 +65,7 @@ class StoredRun:
 
 
 class Store:
-    """A folder in which results of replays are kept; it need not exist yet.
-
-    folder : None for the one that the environment variable `OPGRIP_STORE` names, else the user's data folder
-    """
+    """A folder in which results of replays are kept; it need not exist yet."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder or usual_folder() or own_folder()
@@ -100,7 +93,7 @@ class Store:
         return sorted((StoredRun(path) for path in self._files()), key=lambda run: (run.name, str(run.path)))
 
     def prune(self, keep: int) -> list[StoredRun]:
-        """Remove the oldest runs until `keep` are left, and return the removed ones; other files are ignored."""
+        """Remove the oldest runs until `keep` are left, and return the removed ones."""
         removed = [run for run in self.runs() if _OWN_NAME.fullmatch(run.name)][:-keep]
         try:
             for run in removed:
@@ -110,13 +103,11 @@ class Store:
         return removed
 
     def holds(self, name: str) -> bool:
-        """Return True if `name` is `latest`, `latest~1` and so on, or names runs in the store and is not the path of a
-        file.
-        """
+        """Return True if `name` refers to runs in the store."""
         return LATEST.fullmatch(name) is not None or (not _holds(Path.is_file, name) and bool(self._named(name)))
 
     def find(self, name: str) -> Path:
-        """Return the path of the run that `name` refers to; raise `UserError` if it refers to none or several.
+        """Return the path of the run that `name` refers to.
 
         name : path, name of a run, unique beginning or end of a name, `latest`, or `latest~1` for the run before it
         """
@@ -197,9 +188,8 @@ SHARD = "shard"  # header field of the shards in a file: `3/16`, or `1,2,5/16` f
 
 
 def shards_in(runs: Sequence[Results]) -> tuple[list[int], int] | None:
-    """Return the shard numbers that the runs contain, and the replay's number of shards; None if a run is not a shard.
-
-    Raises `UserError` if runs have different numbers of shards or different options, or if a shard number is invalid.
+    """Return the shard numbers that the runs contain, and the replay's number of shards; None if a run is not a
+    shard.
     """
     numbers: list[int] = []
     counts = set()
@@ -277,11 +267,7 @@ HINT = "times of different machines cannot be merged: compare them with opgrip c
 
 
 def merge_runs(runs: Sequence[Results]) -> Results:
-    """Return the rows of all runs as one run; rows of the same case and variant become repeats of one row.
-
-    Shards may come from several machines of one kind, but each case from one machine, so that no ratio compares two
-    machines. Raises `UserError` if runs are equal, or of different traces, devices, machines, versions or options.
-    """
+    """Return the rows of all runs as one run; rows of the same case and variant become repeats of one row."""
     shards = shards_in(runs)
     of_machine = OF_MACHINE if shards is None else [name for name in OF_MACHINE if name != "machine"]
     if shards is not None:

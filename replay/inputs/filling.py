@@ -27,13 +27,7 @@ CAST = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 def caster(tree: Any, dtype: torch.dtype) -> Callable[[Any], Any]:
     """Return a function that casts one tensor, dtype or number among a call's arguments to a floating-point dtype.
 
-    Floating-point tensors with more than 8 bits are cast. A dtype argument is replaced if a cast tensor has that dtype,
-    or if no tensor is cast. Floats beyond the range of the new dtype become its largest or smallest number.
-
     tree : all arguments of the call
-
-    Raises `ValueError` if `dtype` is not a floating-point dtype, and `Unsupported` if arguments view the same memory
-    with several dtypes, of which one would be cast.
     """
     if not dtype.is_floating_point:
         raise ValueError(f"{dtype} is not a floating-point dtype")
@@ -103,10 +97,6 @@ BLOCK = 1 << 22  # number of elements drawn at a time, a multiple of the 16 that
 
 
 def fill(tensor: torch.Tensor, model: Drawable | None, generator: torch.Generator, drawn_as: torch.dtype) -> None:
-    """Draw values into a tensor. In a tensor of more than `FEW` elements, those that share memory are drawn only once.
-
-    model : source of the values; None for values that only depend on the dtype (see `draw`)
-    """
     if 0 in tensor.shape:
         return
     steps = zip(tensor.shape, tensor.stride(), strict=True)
@@ -136,11 +126,7 @@ def write(tensor: torch.Tensor, values: torch.Tensor) -> None:
 def draw(
     shape: tuple[int, ...], dtype: torch.dtype, model: Drawable | None, generator: torch.Generator
 ) -> torch.Tensor:
-    """Return a tensor with values from a model, on the device of `generator`.
-
-    Without a model, these are normal random numbers for floating-point dtypes, random bits for quantized and bits
-    dtypes, and zeros for others.
-    """
+    """Return a tensor with values from a model, on the device of `generator`."""
     device, written_as = generator.device, memory_dtype(dtype)
     if model is not None:
         return model.draw(shape, written_as, generator)
@@ -164,7 +150,6 @@ def normal(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generato
 
 
 def narrowed(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return values converted to a dtype; finite floats are clamped to a narrower float dtype, to stay finite."""
     if values.dtype == dtype or not (values.dtype.is_floating_point and dtype.is_floating_point):
         return values.to(dtype)
     bounds = torch.finfo(dtype)
@@ -186,7 +171,7 @@ def _has_windows(tensor: torch.Tensor) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Recorded values of a tensor in a file; if they are missing or do not fit, the value model is used."""
+    """Recorded values of a tensor in a file, or else values from its model."""
 
     model: ValueModel
     file: TensorFile

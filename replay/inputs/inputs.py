@@ -43,7 +43,7 @@ class DeviceMap:
 
     @property
     def pins(self) -> bool:
-        """True to pin memory that the program pinned; False on the CPU, where pinning would start a GPU."""
+        """True to pin memory that the program pinned."""
         return torch.device(self.replay_device or self.recorded).type != "cpu" and torch.accelerator.is_available()
 
 
@@ -71,8 +71,6 @@ class Inputs:
     """The arguments of one case in memory, which can be restored to their initial values.
 
     dtype : dtype to which floating-point tensors are converted; None to keep the recorded dtype
-
-    Raises `Unsupported` if the arguments cannot be created.
     """
 
     def __init__(
@@ -140,7 +138,7 @@ class Inputs:
         return tuple(map(pack, args)), {name: pack(value) for name, value in kwargs.items()}
 
     def use(self, places: Sequence[int]) -> None:
-        """Read and write the tensor arguments with these indices, unchanged, to bring them into the cache."""
+        """Access the tensor arguments with these indices without changing them, to bring them into the cache."""
         if self._touching is None:
             bytes_of = [memory_of(storage) for storage in self._storages]
             self._touching = [[bytes_of[piece.storage] for piece in planned.pieces] for planned in self._planned]
@@ -158,14 +156,7 @@ class Inputs:
             storage.copy_(pristine)
 
     def change(self, amount: float) -> None:
-        """Change floating-point values by random factors close to 1, so that no two runs have the same values.
-
-        All values in one storage change by the same factor, which keeps their order. If all are equal, each changes by
-        a different factor, and zeros become small positive numbers. 8-bit floats, and memory that is viewed as several
-        dtypes, do not change. `restore` then restores the new values.
-
-        amount : largest relative change; if it is less than 8 epsilons of the dtype, these are used
-        """
+        """Change floating-point values by random factors close to 1."""
         for memory in self._float_memory():
             most = max(amount, 8 * torch.finfo(memory.dtype).eps)
             least, largest = torch.aminmax(memory.nan_to_num())
@@ -188,7 +179,7 @@ class Inputs:
         ]
 
     def written(self) -> frozenset[int]:
-        """Return the indices of the tensor arguments whose values have changed since `keep` stored them."""
+        """Return the indices of the tensor arguments in storages that have changed since `keep` stored them."""
         changed = {
             number
             for number, (storage, pristine) in enumerate(zip(self._storages, self._pristine, strict=True))

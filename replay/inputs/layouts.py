@@ -54,7 +54,7 @@ def fitting_lengths(lengths: torch.Tensor, most: int, total: int) -> torch.Tenso
 
 
 def distinct_in_rows(drawn: torch.Tensor, lengths: torch.Tensor, most: int) -> torch.Tensor:
-    """Return distinct column numbers for each row, in ascending order; an unused number replaces a repeated one.
+    """Return distinct column numbers for each row, in ascending order.
 
     drawn : (elements,) int64, random column numbers of all rows, one row after another
     lengths : (rows,) int64, number of elements in each row, at most `most`
@@ -75,7 +75,7 @@ def distinct_in_rows(drawn: torch.Tensor, lengths: torch.Tensor, most: int) -> t
 
 
 def distinct_places(drawn: torch.Tensor, sizes: tuple[int, ...]) -> torch.Tensor:
-    """Return distinct indices in ascending order; an unused index replaces a repeated one.
+    """Return distinct indices in ascending order.
 
     drawn : (dimensions, elements) int64, random indices, each less than the size of its dimension
     """
@@ -100,7 +100,6 @@ def _spread(amount: torch.Tensor, most: torch.Tensor) -> torch.Tensor:
 
 
 def check_layout(spec: TensorSpec) -> None:
-    """Raise `Unsupported` if a tensor with this layout or quantization cannot be created."""
     quantized = spec.dtype in QUANTIZED
     if quantized and (spec.dtype in PACKED or spec.made_of is None):
         raise Unsupported(
@@ -127,7 +126,7 @@ def check_layout(spec: TensorSpec) -> None:
 def draw_indices(
     spec: TensorSpec, values: Mapping[int, Drawable], generator: torch.Generator
 ) -> tuple[torch.Tensor, ...]:
-    """Return valid indices for those parts of a sparse tensor that are indices; an empty tuple for other tensors."""
+    """Return valid indices for those parts of a sparse tensor that are indices."""
     match spec.made_of:
         case Coo():
             return (_draw_coo(spec, spec.made_of, values, generator),)

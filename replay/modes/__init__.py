@@ -1,7 +1,4 @@
-"""Modes: ways to run a call, such as eager or compiled.
-
-A mode is a module of this package, or an entry point `opgrip.modes` of another package.
-"""
+"""Modes: ways to run a call, such as eager or compiled."""
 
 from __future__ import annotations
 
@@ -123,8 +120,8 @@ class Mode:
     differentiable : True if autograd works through the programs; if False, a backward is compiled as a separate graph
     ahead : True if preparing programs is slow enough to do it in several processes before timing
     in_torch : True if the programs use torch's allocator and streams
-    in_graphs : True if the programs are CUDA graphs, which cannot be captured in another graph
-    autotunes : True if preparing a program times kernels on the accelerator, so that it must not run concurrently
+    in_graphs : True if the programs are CUDA graphs
+    autotunes : True if preparing a program times kernels on the accelerator
     argument : what may follow the mode's name after a colon, such as `backend`; empty if nothing may
     tuners : search methods, the default first; empty if the mode cannot search
     """
@@ -155,10 +152,7 @@ def mode(name: str, **about: Any) -> Callable[[Callable[[Task], Program]], Calla
 
 
 def find_mode(text: str) -> tuple[Mode, str]:
-    """Return the mode that a text such as `compile:NAME` names, and its argument (empty if it has none).
-
-    Raises `UserError` if the mode or its argument is unknown, or a package that the mode needs is missing.
-    """
+    """Return the mode that a text such as `compile:NAME` names, and its argument (empty if it has none)."""
     name, colon, argument = text.partition(":")
     named_mode = modes.get(name)
     if named_mode is None:
@@ -225,10 +219,7 @@ class ModeOptions:
         return tuple(dict.fromkeys((self.reference, *self.mode)))
 
     def check(self, tuning: Tuning, in_graph: bool = False) -> None:
-        """Raise `UserError` if a mode is unknown, lacks a package or does not support the options.
-
-        in_graph : True if runs are captured as CUDA graphs for timing (`--exec-mode graph`)
-        """
+        """Raise `UserError` if a mode is unknown, lacks a package or does not support the options."""
         graphs = [name for name in self.all_names if runs_graphs(name)]
         if in_graph and graphs:
             raise UserError(

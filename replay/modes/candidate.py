@@ -30,12 +30,10 @@ _functions: dict[str, Callable[..., Any]] = {}
 class Candidate:
     """A user's implementation of an operator or a module.
 
-    op : full name of the operator, such as `aten._softmax.default`, pattern of names such as `aten.add.*`, name of a
-        sample, or `module:` with the path of a module or a pattern of paths
-    source : absolute path of a Python file, name of a module, or `IN_PROCESS`
-    function : name of the function or class in the source, such as `Kernels.softmax`; for `IN_PROCESS`, the operator
-    digest : hash of the file, so that results of a changed candidate are not mixed with earlier ones; empty for a
-        module
+    op : name of an operator, such as `aten._softmax.default`, or of a sample, or `module:` and a module's path; the
+        names of operators and paths may be patterns
+    source : absolute path of a Python file, name of a module, or `IN_PROCESS` for a function of this process
+    digest : hash of the file, so that results of a changed candidate are not mixed with earlier ones
     """
 
     op: str
@@ -90,10 +88,6 @@ def parse_candidate(text: str) -> Candidate:
 
 
 def _in_folder(folder: Path) -> list[Candidate]:
-    """Return the candidates in a folder of BackendBench's layout, `<op>/<op>_implementation_v1.py`.
-
-    A folder `add` is for all overloads of `aten.add`, a folder `add__Tensor` for one of them.
-    """
     candidates = []
     for own in sorted(folder.glob("*/")):
         files = sorted(own.glob(f"{own.name}_implementation*.py"))
@@ -164,12 +158,7 @@ class CandidateOptions:
         return next((item for item in self.candidate if fnmatchcase(op, item.op)), None)
 
     def read(self) -> CandidateOptions:
-        """Return the options with all candidates in `candidate`, also those of the folder, each with its file's hash.
-
-        Raises `UserError` if a file cannot be read, if the folder has no candidates, or if an operator has several.
-        Also raises it if `confirm` and `untrusted` are set together, or if one of the two is set without candidates or
-        for a function of this process.
-        """
+        """Return the options with all candidates in `candidate`, also those of the folder."""
         candidates = [*self.candidate, *(_in_folder(self.candidates) if self.candidates is not None else ())]
         for op, count in Counter(item.op for item in candidates).items():
             if count > 1:

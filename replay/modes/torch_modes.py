@@ -45,7 +45,6 @@ def with_static_shapes(task: Task) -> Program:
 
 @mode("compile-dynamic", differentiable=True)
 def with_dynamic_shapes(task: Task) -> Program:
-    """Compile the call for all sizes; calls that differ only in sizes share one compiled program."""
     return _compiled(task, dynamic=True)
 
 
@@ -110,10 +109,6 @@ def _compile(function: Function, **options: Any) -> tuple[Function, dict[str, An
 
 
 def _enter_us(call: Callable[[], Any], own_globals: dict[str, Any]) -> float | None:
-    """Return the time of a call whose compiled graphs return the results of an earlier run at once.
-
-    Dynamo's bytecode finds the graphs under their names in the function's globals.
-    """
     graphs = {name: graph for name, graph in own_globals.items() if name.startswith(GRAPH)}
     results: dict[str, Any] = {}
 
@@ -187,7 +182,7 @@ def run_as_called(task: Task) -> Program:
 
 @mode("cpu", differentiable=True, ahead=False)
 def run_on_cpu(task: Task) -> Program:
-    """Return the call as a program that runs on the CPU; its time includes copying tensors from the device and back."""
+    """Return the call as a program that runs on the CPU; its time includes copies from the device and back."""
     from torch import Tensor, device
 
     from opgrip.traces.schema.arguments import map_leaves
@@ -245,7 +240,6 @@ RUNS = 2  # number of runs before timing: the first is profiled by TorchScript, 
 
 @mode("jit", differentiable=True, ahead=False)
 def with_torchscript(task: Task) -> Program:
-    """Compile a Python function with `torch.jit.script`; if that fails, and for other calls, use `torch.jit.trace`."""
     import torch
 
     from opgrip.replay.modes.conversions.runtimes import TensorCall

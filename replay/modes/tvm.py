@@ -1,7 +1,4 @@
-"""The mode `tvm`: an exported call as a Relax program, compiled by TVM for this CPU or GPU.
-
-Without a search, TVM generates simple single-threaded loops for a CPU. `--tune` searches for faster code.
-"""
+"""The mode `tvm`: an exported call as a Relax program, compiled by TVM for this CPU or GPU."""
 
 from __future__ import annotations
 
@@ -175,7 +172,6 @@ def _search(module: Any, task: Task, target: Any, tuner: str, folder: Path) -> N
 
 @contextmanager
 def _intrinsics_of(target: Any) -> Iterator[None]:
-    """Import only the tensor intrinsics of x86 in the `with` block, because importing all takes a minute."""
     import tvm
 
     name = "tvm.s_tir.tensor_intrin"

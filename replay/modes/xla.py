@@ -1,8 +1,4 @@
-"""The modes `jax`, `xla` and `tensorflow`, which run calls as jax functions that XLA compiles.
-
-`jax` runs JAX implementations of samples. `xla` and `tensorflow` convert an exported call to a jax function with
-torchax. TensorFlow runs this function as one operator (by jax2tf), so TensorFlow's own kernels are not measured.
-"""
+"""The modes `jax`, `xla` and `tensorflow`, which run calls as jax functions that XLA compiles."""
 
 from __future__ import annotations
 
@@ -106,11 +102,6 @@ def _name_dtypes(graph: torch.fx.Graph) -> None:
 
 @contextmanager
 def _importable() -> Iterator[None]:
-    """Make torchax importable in the `with` block, and undo its changes to torch afterwards.
-
-    torchax refers to overloads that newer versions of torch have removed; placeholders replace them. Importing it also
-    registers a backend, replaces decompositions and disables a fast path of attention.
-    """
     import torch
     from torch._ops import OpOverloadPacket
 

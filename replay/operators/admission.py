@@ -42,7 +42,7 @@ def _is_file(extension: str) -> bool:
 
 
 def import_trusted(name: str) -> ModuleType:
-    """Import an extension by module name or file path; installed modules take precedence over the working directory."""
+    """Import an extension by module name or file path."""
     torch = sys.modules.get("torch")
     # calls are replayed without gradients, which a script may need when it is imported
     with nullcontext() if torch is None else torch.enable_grad():
@@ -106,7 +106,6 @@ class Untrusted(Unsupported):
         self.subject, self.extension = subject, extension
 
     def with_command(self, trace: str, extensions: Iterable[str]) -> str:
-        """Return the reason and, if the module is known, the `opreplay` command that trusts it."""
         if self.extension is None:
             return str(self)
         words = [word for name in (*extensions, self.extension) for word in ("--extension", name)]
@@ -142,7 +141,7 @@ def is_installed(name: str) -> bool:
 
 
 def check_import(name: str) -> None:
-    """Import an extension in a separate process, which may crash or hang; raise `UserError` if the import fails."""
+    """Import an extension in a separate process, which may crash or hang."""
     try:
         done = subprocess.run(
             own_python(__name__, name), capture_output=True, text=True, errors="replace", timeout=IMPORT_S, check=False

@@ -62,10 +62,7 @@ _PRECISIONS = ("highest", "high", "medium")
 
 @contextmanager
 def restored(settings: Mapping[str, Any]) -> Iterator[None]:
-    """Run the `with` block with recorded torch settings, without those that this version of torch lacks or rejects.
-
-    Autocast is not restored, because calls are recorded after autocast has cast their arguments.
-    """
+    """Run the `with` block with recorded torch settings."""
     with ExitStack() as stack:
         for name, value in settings.items():
             if name in _SETTERS:

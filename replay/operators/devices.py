@@ -1,7 +1,4 @@
-"""The device of a replay: its index, streams, events and memory, and the errors after which it cannot be used.
-
-The code uses only functions that exist in the torch modules of all accelerators, such as `torch.cuda` and `torch.xpu`.
-"""
+"""The device of a replay: its index, streams, events and memory, and the errors after which it cannot be used."""
 
 from __future__ import annotations
 
@@ -32,10 +29,7 @@ GRAPHS = ("CUDAGraph", "XPUGraph", "Graph")  # names of the graph class in the m
 
 
 class DeviceLostError(BaseException):
-    """Raised if a kernel failed so that this process can no longer use the device.
-
-    This is not an `Exception`, because the process has to end instead of reporting a failed case.
-    """
+    """Raised if a kernel failed so that this process can no longer use the device."""
 
 
 def is_accelerator(device: str) -> bool:
@@ -62,7 +56,7 @@ def use_device(device: str) -> None:
 
 
 def check_present(device: str) -> None:
-    """Raise `UserError` if torch does not know a device or this machine lacks it, without creating a context on it."""
+    """Raise `UserError` if torch does not know a device or this machine lacks it."""
     place = parse_device(device)
     try:
         if place.type not in ("cpu", "meta") and module_of(device).device_count() > (place.index or 0):
@@ -73,14 +67,14 @@ def check_present(device: str) -> None:
 
 
 def name_of(device: str) -> str:
-    """Return a device's product name, such as `NVIDIA H100`, or else `device`; creates an accelerator's context."""
+    """Return a device's product name, such as `NVIDIA H100`, or else `device`."""
     if not is_accelerator(device) or not hasattr(module_of(device), "get_device_name"):
         return device
     return str(module_of(device).get_device_name(device))
 
 
 def facts_of(device: str) -> dict[str, Any]:
-    """Return facts about an accelerator for the header of results, creating a context on it; empty for a CPU."""
+    """Return facts about an accelerator for the header of results."""
     return {"accelerator": describe_accelerators([with_index(device)])} if is_accelerator(device) else {}
 
 
@@ -130,7 +124,7 @@ def _cycles_per_us(device: str) -> float:
 
 
 def limit_device_memory(device: str, limit: int | None) -> int | None:
-    """Limit the accelerator memory that this process may allocate, and return the limit in bytes; None if unknown.
+    """Limit the accelerator memory that this process may allocate, and return the limit in bytes.
 
     limit : limit in bytes; None for most of the memory that is free
     """
@@ -176,7 +170,7 @@ ALIKE = 0.98
 class DeviceTraits:
     """Properties of a device that affect the time of a call.
 
-    capability : compute capability of a GPU, such as 9.0; empty for other devices
+    capability : compute capability of a GPU, such as 9.0
     """
 
     name: str

@@ -1,9 +1,4 @@
-"""Equivalents: calls of another operator that does the same work, for operators that a device or machine lacks.
-
-Some operators exist only for one kind of device, such as `_scaled_dot_product_flash_attention_for_cpu` and
-`cudnn_batch_norm`. On other devices, the operator that torch itself would choose there is called instead. Functions of
-mmcv are replaced by operators of torchvision if mmcv is not installed.
-"""
+"""Equivalents: calls of another operator that does the same work, for operators that a device or machine lacks."""
 
 from __future__ import annotations
 
@@ -30,7 +25,6 @@ class Equivalent:
 
     argument_indices : for each tensor argument, its index among the recorded call's tensors; None for a new tensor
     result_count : number of results of `signature`, counted from the first, that are also results of the recorded call
-    unused : indices of its other results; empty if the recorded call's results are unknown
     note : text for the result row that names the operator that runs
     """
 
@@ -55,11 +49,7 @@ class _Conversion:
 
 
 def equivalent_on(signature: Signature, device: str) -> Equivalent | None:
-    """Return the call that replaces a recorded call on a device; None if the recorded call can run there unchanged, or
-    no other operator does the same work.
-
-    torch chooses the kind of attention by its arguments, so the arguments are allocated on the device to find out.
-    """
+    """Return the call that replaces a recorded call on a device; None if no call replaces it."""
     if signature.kind not in (EXTENSION, OPERATOR):
         return None
     try:

@@ -1,8 +1,4 @@
-"""Lookup of the operators that a trace may name, and properties of operators that follow from their names.
-
-The rules use namespace, argument types and name, so that they also apply to operators of later versions of torch. A
-trace may name operators of unknown namespaces only if the user trusts their module with `--extension`.
-"""
+"""Lookup of the operators that a trace may name, and properties of operators that follow from their names."""
 
 from __future__ import annotations
 
@@ -35,7 +31,7 @@ FindKernel = Callable[[str], Any]
 
 
 def kernel_in(thing: Any) -> Any:
-    """Return the Triton kernel that an object is, or that its autotuners and heuristics wrap; None if there is none."""
+    """Return the Triton kernel that an object is, or that its autotuners and heuristics wrap."""
     while _is_any(thing, _AROUND):
         thing = thing.fn
     return thing if _is_any(thing, _KERNELS) else None
@@ -146,7 +142,7 @@ def _names_a_file(argument: Any) -> bool:
 
 
 def refusal(function: Any, extensions: Collection[str] = ()) -> str | None:
-    """Return the reason why a trace may not name an operator, or None if it may."""
+    """Return the reason why an operator that a trace names is not run, or None if it is allowed."""
     schema = function._schema
     namespace, _, name = schema.name.partition("::")
     if namespace in BETWEEN_PROCESSES:
@@ -174,7 +170,7 @@ def is_trusted(namespace: str, extensions: Collection[str]) -> bool:
 
 
 def namespaces_of(extension: str) -> frozenset[str]:
-    """Import an extension, and return the operator namespaces that it extends; raise `Unsupported` if it fails."""
+    """Import an extension, and return the operator namespaces that it extends."""
     namespaces, problem = _import_once(extension)
     if problem is not None:
         raise Unsupported(f"--extension {extension} cannot be imported: {problem}")
@@ -365,11 +361,7 @@ _COMPILED = tuple((family, re.compile(pattern)) for family, pattern in FAMILIES)
 
 
 def family_of(op: str) -> str:
-    """Return the operator family, such as `convolution` for `aten.convolution_backward.default`.
-
-    Names with a colon, such as functions of extension modules, and operators of torchvision, mmcv and `quantized` are
-    in the family `extension`; other names outside of aten and prims are in the family `long tail`.
-    """
+    """Return the operator family, such as `convolution` for `aten.convolution_backward.default`."""
     if ":" in op:
         return EXTENSION
     namespace, _, rest = op.partition(".")

@@ -23,7 +23,7 @@ _counters = _places.take_later("torch._dynamo.utils.counters", None, "the modes 
 
 
 def graphs_compiled() -> int:
-    """Return how many graphs dynamo passed to a backend in this process; raise `Unsupported` if unknown."""
+    """Return how many graphs dynamo passed to a backend in this process."""
     counters = _counters()
     if counters is None:
         raise Unsupported(f"torch {torch.__version__} does not report what dynamo compiled")
@@ -76,7 +76,7 @@ def has_kernel_on(function: Any, kind: str) -> bool:
 
 
 def graphs_skipped() -> int:
-    """Return how many CUDA graphs inductor was asked to capture in this process but did not; 0 if unknown."""
+    """Return how many CUDA graphs inductor was asked to capture in this process but did not."""
     counters = _counters()
     return 0 if counters is None else int(counters["inductor"]["cudagraph_skips"])
 
@@ -136,7 +136,7 @@ _default_partition = _places.take_later("torch._functorch.partitioners.default_p
 def traced_backward(
     forward: Callable[..., Sequence[Tensor]], tensors: Sequence[Tensor], run: Callable[[Sequence[Tensor]], object]
 ) -> tuple[Any, tuple[Any, ...]] | None:
-    """Return AOTAutograd's graph for the gradients of `forward`, and the graph's inputs; None if no graph is made."""
+    """Return AOTAutograd's graph for the gradients of `forward`, and the graph's inputs."""
     aot_function, make_boxed, partition = _aot_function(), _make_boxed(), _default_partition()
     if aot_function is None or make_boxed is None or partition is None:
         return None

@@ -22,8 +22,8 @@ class Work:
     """The least work that a call requires.
 
     flops : number of floating-point operations; None if no formula covers the call
-    bytes : number of bytes to read and write; None if unknown
-    dtype : name of the dtype in which the call computes; None if unknown
+    bytes : number of bytes to read and write
+    dtype : name of the dtype in which the call computes
     operators : number of operators that the dispatcher runs
     """
 
@@ -122,7 +122,6 @@ class OperatorCall:
 
     @property
     def elements(self) -> int:
-        """Number of elements of the largest result; for a `_foreach_` operator, of all results."""
         if self.name.startswith("aten._foreach_"):
             return sum(tensor.numel() for tensor in self.outs or tensors_among(self.values.get("self")))
         return max((tensor.numel() for tensor in self.outs), default=0)
@@ -425,11 +424,7 @@ UNWRITTEN = operators("empty empty_like empty_strided new_empty new_empty_stride
 
 
 def bytes_moved(call: OperatorCall) -> int | None:
-    """Return the number of distinct bytes that a call has to read and write; None if a tensor is not strided.
-
-    Elements that a stride of 0 repeats count once, and results in an argument's storage do not count again. Elements
-    that are changed in place count twice, as read and as written.
-    """
+    """Return the number of distinct bytes that a call has to read and write."""
     if any(tensor.layout is not torch.strided or tensor.is_nested for tensor in (*call.ins, *call.outs)):
         return None
     own = {_memory(tensor) for tensor in call.ins}

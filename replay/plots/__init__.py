@@ -1,4 +1,4 @@
-"""Plots of results: kinds are in modules of this package, or are entry points `opgrip.plots` of other packages."""
+"""Kinds of plots of results, and the choices that a user makes for a plot."""
 
 from __future__ import annotations
 
@@ -30,9 +30,8 @@ class PlotRequest:
     """The runs and choices from which a plot is drawn.
 
     runs : results to plot by name, in drawing order
-    title : empty for none
-    by : how cases are grouped, such as `family` or `op`; None for the default of the kind of plot
-    over : column on the x axis; None for the default of the kind of plot
+    by : how cases are grouped, such as `family` or `op`
+    over : column on the x axis
     """
 
     runs: Mapping[str, PlottedRun]
@@ -48,9 +47,8 @@ Draw = Callable[[PlotRequest], "Figure"]
 class Plot:
     """A kind of plot.
 
-    draw : function that returns the figure, or raises `UserError` if there is nothing to draw
     by, over : accepted values of `--by`, the default first, and of `--over`
-    least, most : smallest and largest number of runs that it can draw; None for no limit
+    least, most : smallest and largest number of runs that it can draw
     """
 
     summary: str
@@ -112,7 +110,6 @@ class SelectedRun:
 
 
 def check_choices(kind: str, number: int, choices: PlotChoices) -> None:
-    """Raise `UserError` if a kind of plot is unknown, or does not accept the choices or the number of runs."""
     plot = _plot_of(kind)
     if number < plot.least:
         raise UserError(f"--kind {kind} needs several runs", f"name {plot.least} or more")
@@ -125,7 +122,6 @@ def check_choices(kind: str, number: int, choices: PlotChoices) -> None:
 
 
 def request_for(kind: str, runs: Mapping[str, PlottedRun], choices: PlotChoices) -> PlotRequest:
-    """Return a request with the selected rows; raise `UserError` for invalid choices, or if no row is selected."""
     check_choices(kind, len(runs), choices)
     selected = {
         name: SelectedRun([row for row in run.rows if _is_selected(row, choices)], run.header)
@@ -138,7 +134,6 @@ def request_for(kind: str, runs: Mapping[str, PlottedRun], choices: PlotChoices)
 
 
 def draw_runs(kind: str, runs: Mapping[str, PlottedRun], choices: PlotChoices) -> Figure:
-    """Return the figure of one kind in the current style; raise `UserError` if there is nothing to draw."""
     return _plot_of(kind).draw(request_for(kind, runs, choices))
 
 

@@ -28,7 +28,7 @@ CAPTURED = "captured"  # name of the series of captured times
 
 
 def draw_operators(request: PlotRequest) -> Figure:
-    """Draw bars of captured time and of each mode's replayed time, for the groups of cases with the longest times."""
+    """Draw bars of captured time and of each mode's replayed time by group of cases."""
     from matplotlib.ticker import EngFormatter
 
     from opgrip.replay.results.ratios import shares_by
@@ -167,10 +167,8 @@ def _label_major(axis: Axis, locator: Locator, form: str) -> None:
 
 
 def draw_history(request: PlotRequest) -> Figure:
-    """Draw how the total time of the cases changes from run to run: for each mode, a line of medians over the date of
-    the run, and a band from p10 to p90.
-
-    Cases that were not timed in all runs are left out. If only one case is left, the time is per call.
+    """Draw how the time of the cases changes from run to run: for each mode, a line of medians and a band from p10 to
+    p90.
     """
     runs = sorted(((_moment(name, run), run) for name, run in request.runs.items()), key=lambda pair: pair[0])
     moments = [moment for moment, _ in runs]
@@ -232,10 +230,7 @@ IDEALS = {"threads": -1.0, "batch_scale": 1.0}
 
 
 def draw_scaling(request: PlotRequest) -> Figure:
-    """Draw how the total time changes with the values of an option, relative to the time at the first value.
-
-    Each mode has a line for the total time, and a band from the 10th to the 90th percentile of the cases.
-    """
+    """Draw how the total time changes with the values of an option, relative to the time at the first value."""
     series = dict(series_of(request.runs))
     column = request.over or _varied([row for rows in series.values() for row in rows])
     figure, (axes,) = new_figure(request.title, size=(4.6, 3.6))

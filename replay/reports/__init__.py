@@ -1,4 +1,4 @@
-"""Output formats of results: modules of this package, or entry points `opgrip.reports` of other packages."""
+"""Output formats of results."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ Read = Callable[[Path], pd.DataFrame]
 class Report:
     """An output format of results.
 
-    read : function that reads such a file, with the header in `attrs`; None if the format cannot be read. It may raise
-        OSError, ValueError, KeyError or TypeError for a damaged file
+    read : function that reads such a file, with the header in `attrs`; None if the format cannot be read
     """
 
     write: Write
@@ -50,7 +49,7 @@ def report(suffix: str, **about: Any) -> Callable[[Write], Write]:
 
 
 def report_for(path: Path) -> Report:
-    """Return the output format that the suffix of a file name selects; raise `UserError` for an unknown suffix."""
+    """Return the output format that the suffix of a file name selects."""
     named_report = reports.get(path.suffix)
     if named_report is None:
         raise UserError(f"{path} has no known suffix", f"end its name in {', '.join(reports.names())}")

@@ -49,7 +49,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def header_of(facts: Mapping[Any, Any], path: Path) -> dict[str, Any]:
-    """Return the header from the fields of a result file; raise `UserError` if a field is invalid."""
+    """Return the checked header from the fields of a result file."""
     header = {str(name): value for name, value in facts.items()}
     for name, kind in OF_HEADER.items():
         if header.get(name) is None:
@@ -105,7 +105,7 @@ def quoted(value: Any) -> str:
 
 
 def cells_in(about: Column, cells: pd.Series[Any], path: Path) -> list[Any]:
-    """Return the checked values in a column of a file; raise `UserError` for invalid values."""
+    """Return the checked values in a column of a file."""
     plain = cells.astype(object)
     values: list[Any] = plain.where(plain.notna(), None).tolist()
     try:
@@ -148,7 +148,7 @@ def added_columns() -> list[Column]:
 
 
 def all_columns() -> list[Column]:
-    """Return the columns of every row, then those of analyses and options; raise `UserError` for a duplicate name."""
+    """Return the columns of every row, then those of analyses and options."""
     columns = [*columns_in(Result), *added_columns()]
     name, count = Counter(about.name for about in columns).most_common(1)[0]
     if count > 1:
@@ -198,10 +198,7 @@ def _as_unicode(cell: Any) -> Any:
 
 
 def load_results(path: str | Path) -> pd.DataFrame:
-    """Return the rows of a file that `opreplay -o` wrote, such as `.json`; `attrs` has its header, except for CSV.
-
-    Raises `UserError` if the file is missing, damaged or of a format that cannot be read.
-    """
+    """Return the rows of a file that `opreplay -o` wrote; `attrs` has the header if the format stores it."""
     path = Path(path)
     read = report_for(path).read
     if read is None:
@@ -240,7 +237,6 @@ def rows_in(frame: pd.DataFrame, path: Path) -> list[Result]:
 
 
 def check_columns(names: Iterable[Hashable], path: Path) -> None:
-    """Raise `UserError` if columns of a result file are unknown or occur twice."""
     count = Counter(list(names))
     if max(count.values(), default=1) > 1 or not count.keys() <= {about.name for about in all_columns()}:
         raise other_columns(path)
@@ -255,9 +251,7 @@ OPTIONS = "options_hash"  # header field with a hash of the options, including t
 def read_completed(
     path: Path, expected: Sequence[Result], devices: Collection[str], caches: Collection[str], header: Mapping[str, Any]
 ) -> list[Result]:
-    """Return the rows of an existing result file of the same replay; an empty list if its format cannot be read.
-
-    Raises `UserError` if the file is from another replay.
+    """Return the rows of an existing result file after a check that it is of the same replay.
 
     expected : rows of the replay before they are measured
     header : header of the file that the replay would write

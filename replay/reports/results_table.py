@@ -75,11 +75,7 @@ def print_results(results: Sequence[Result], file: IO[str], share: str = "share"
 
 
 def print_inputs(results: Sequence[Result], file: IO[str]) -> None:
-    """Print a table of results from several traces with one row per distinct input and variant, and its notes.
-
-    Inputs with a row that is neither ok nor contended come first, then those with the lowest speed-up, then those with
-    the longest time; at most `MOST_INPUTS` rows are printed.
-    """
+    """Print a table of results from several traces with one row per distinct input and variant, and its notes."""
     inputs = distinct_inputs(results)
     print_results(inputs[:MOST_INPUTS], file, OF_THESE)
     if len(inputs) > MOST_INPUTS:
@@ -87,11 +83,7 @@ def print_inputs(results: Sequence[Result], file: IO[str]) -> None:
 
 
 def distinct_inputs(results: Sequence[Result]) -> list[Result]:
-    """Return one row per distinct input and variant, the input with the worst row first.
-
-    If rows differ only in their trace, the worst row (neither ok nor contended, or else with the lowest speed-up) is
-    kept, with the number of calls in all traces.
-    """
+    """Return one row per distinct input and variant, with the number of calls in all traces."""
     by_input: dict[object, dict[object, list[Result]]] = {}
     for row in results:
         variants = by_input.setdefault(row.key or (row.op, row.shapes), {})

@@ -22,7 +22,6 @@ ONLY_CONTENDED = "other processes used the cores in all passes, so its time is n
 
 
 def print_sequence(result: SequenceResult, rows: Sequence[Result], most: int, file: IO[str]) -> None:
-    """Print time and memory of a replayed step, its first rows, and the reasons why calls were not replayed."""
     for name, text in _lines(result):
         print_line(f"{name:8} {text}", file, indent=9)
     shown = rows[:most]

@@ -1,13 +1,4 @@
-"""Declarations of result columns: each column is a field of the class that fills it.
-
-::
-
-    @dataclass(frozen=True, slots=True)
-    class EnergyColumns(Columns):
-        energy_mj: float | None = column("energy that a GPU used for one run", unit="mJ")
-
-`Result` declares the columns that every row has; an analysis that adds columns declares its own class.
-"""
+"""Declarations of result columns: each column is a field of the class that fills it."""
 
 from __future__ import annotations
 

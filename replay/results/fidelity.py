@@ -48,7 +48,6 @@ class Fidelity:
     error : sum of the absolute differences divided by the sum of the captured times
     share : share of the captured time of all selected calls for which times are compared
     doubtful_share : share of the captured time of all selected calls in rows marked as `differs`
-    doubtful_rows : number of these rows
     """
 
     ratio: float
@@ -59,7 +58,7 @@ class Fidelity:
 
     @classmethod
     def of(cls, times: Sequence[tuple[int, float, float]]) -> Fidelity | None:
-        """Return the difference of (number of calls, captured us, replayed us); None if no call has a captured time."""
+        """Return the difference of (number of calls, captured us, replayed us)."""
         captured_us = fsum(count * captured for count, captured, _ in times)
         if not captured_us:
             return None

@@ -53,7 +53,6 @@ def judge_rows(
 
     step_us : captured time of all calls of the step; None if the rows belong to no step
     export : start of the command that exports a case, to which the number of the case is added; empty for none
-    labels : by case number and label of `record_function`: number of calls, and their share of the label's time
     """
     from opgrip.replay.results.ratios import base_index
 
@@ -102,7 +101,6 @@ def is_slower_by(row: Result, limit: float) -> bool:
 
 
 def may_be_slower_by(row: Result, limit: float) -> bool:
-    """Return True if the row's verdict is undecided, and its ratio's 95 % interval is unknown or exceeds `limit`."""
     judged = CandidateColumns.of(row)
     return judged.verdict == UNDECIDED and (judged.ratio_high is None or judged.ratio_high > limit)
 
@@ -133,17 +131,13 @@ class PartSaving:
 class StepSaving:
     """How much candidates save in the step of one trace.
 
-    trace : name of the trace if there are several, else empty
-    model : traced model; empty if unknown
-    run : kind of step, such as `predict`; empty if unknown
+    run : kind of step, such as `predict`
     verdicts : number of signatures with each verdict
     gradients : number of signatures with each verdict on their gradients
     share : share of the step's captured time that the judged operators take; None if the rows belong to no step
     saving : share of the step that the candidates save; negative if they are slower
     error : half of the 95 % interval of `saving`
     untimed : number of rows with correct results but without a valid time
-    phases : saving by phase
-    labels : saving by label of `record_function`
     """
 
     trace: str
@@ -217,8 +211,6 @@ class JudgedStep(StepSaving):
 class MeanSaving:
     """The mean saving of candidates over models; each model has the same weight, divided equally among its traces.
 
-    models : number of models whose steps have calls of the judged operators
-    traces : number of these models' traces
     share : mean share of the step that the judged operators take
     saving : mean share of the step that the candidates save; negative if they are slower
     error : half of the 95 % interval of `saving`
@@ -259,7 +251,7 @@ def mean_saving(steps: Sequence[JudgedStep]) -> MeanSaving | None:
 
 @dataclass(frozen=True, slots=True)
 class SavingLine:
-    """A row of the table of savings: the step of one of several traces, or a part of a step, which has no numbers."""
+    """A row of the table of savings: a step, or a part of it."""
 
     trace: str
     part: str  # phase or label, in words; empty for the whole step
@@ -284,7 +276,6 @@ def saving_lines(steps: Sequence[JudgedStep]) -> list[SavingLine]:
 
 
 def summary_lines(steps: Sequence[JudgedStep]) -> list[str]:
-    """Return one line with the mean saving over models, or one for each step if there is no mean or only one step."""
     mean = mean_saving(steps)
     if mean is not None and len(steps) > 1:
         return [mean.line]

@@ -77,9 +77,7 @@ class Origin:
 
 
 def origin_in(trace: str, about: Mapping[str, Any]) -> Origin:
-    """Return the origin that `about` describes, such as a file's untrusted header. Without a model name there, the
-    trace's name is also the model's name.
-    """
+    """Return the origin that `about` describes, such as a file's untrusted header."""
     words = {word: str(about.get(word) or "") for word in ("run", "library", "family")}
     return Origin(trace, str(about.get("model") or trace), **words)
 

@@ -43,8 +43,7 @@ class PairedColumns(Columns):
 class PairedRatio:
     """The time of a function divided by that of another, from runs of both in turn.
 
-    low, middle, high : 10th percentile, trimmed mean and 90th percentile of the ratio of two runs, after removing the
-        effects of which function ran first and which memory it used
+    low, middle, high : 10th percentile, trimmed mean and 90th percentile of the ratio of two runs
     """
 
     low: float
@@ -55,7 +54,7 @@ class PairedRatio:
 
     @classmethod
     def of(cls, row: Result) -> PairedRatio | None:
-        """Return the ratio of a row's time to that of the row it is compared with; None without paired runs."""
+        """Return the ratio of a row's time to that of the row it is compared with."""
         columns = PairedColumns.of(row)
         if not row.ratio_p10 or not row.ratio_p50 or not row.ratio_p90 or columns.ratio_error is None:
             return None
@@ -76,11 +75,7 @@ class PairedRatio:
 
 
 def paired_ratio(pairs: Iterable[tuple[int, float, float]], base_us: float, are_exchanged: bool) -> PairedRatio | None:
-    """Return the ratio of the times of two functions; None without pairs of runs whose times are above 0.
-
-    Within each arrangement (order of the two runs, and memory), the logarithms of the ratios are averaged with a
-    trimmed mean; the logarithm of `middle` is the mean of these averages. If an arrangement has fewer than
-    `LEAST_PER_ARRANGEMENT` pairs, all pairs count as one arrangement.
+    """Return the ratio of the times of two functions.
 
     pairs : for each pair of runs: number of the arrangement, time of the function, time of the other function
     base_us : median time of the other function

@@ -32,7 +32,7 @@ GROUPS: dict[str, Callable[[Result], str]] = {
 def shares_by(row: Result, by: str) -> dict[str, float]:
     """Return the share of a row's calls in each group, by group name; the shares add up to 1.
 
-    by : `op`, `family`, `mode` or `phase`; or `module` or `line`, whose groups are separate for each trace
+    by : `op`, `family`, `mode`, `phase`, `module` or `line`
     """
     if by in GROUPS:
         return {GROUPS[by](row): 1.0}
@@ -47,11 +47,7 @@ def shares_by(row: Result, by: str) -> dict[str, float]:
 
 
 def base_index(index: int, rows: Sequence[Result], reference: str) -> int | None:
-    """Return the index of the row of the same case with which a row is compared, or None if there is none.
-
-    A row of another mode is compared with the row of the reference mode. Within the reference mode, a row is compared
-    with that of the first values, or else of the first number of threads, or else of the first cache state.
-    """
+    """Return the index of the row of the same case with which a row is compared, or None if there is none."""
     row = rows[index]
     alike = [
         other
@@ -146,11 +142,7 @@ def with_timing_clusters(result: Result, case: Case, samples: Samples) -> Result
 
 
 def join_repeats(rows: Sequence[Result]) -> Result:
-    """Return one row that combines the repeats of a case in one mode; a single row is returned unchanged.
-
-    Each repeat has the same weight, regardless of its number of runs. Repeats that other processes disturbed count only
-    if all were disturbed. If repeats failed or are wrong, the worst of their rows is returned.
-    """
+    """Return one row that combines the repeats of a case in one mode."""
     # wrong rows are worse than others, those with the largest error worst
     bad = max(
         (row for row in rows if row.status not in RAN),
@@ -242,11 +234,7 @@ class GraphColumns(Columns):
 
 
 def with_divided_launches(rows: Sequence[Result], cases: Sequence[Case], trace: Trace) -> list[Result]:
-    """Return the rows with other captured times: the time of each CUDA graph's launches is divided among the graph's
-    calls in proportion to their replayed times.
-
-    Captured times are unchanged if they are times of kernels, or if not all calls of the graph were replayed.
-    """
+    """Return the rows with the captured times of CUDA graphs' launches divided among the calls of the graphs."""
     signature_of = {case.number: case.trace_number for case in cases}
     factors = trace.source.changes_by(_times_ns(rows, signature_of), trace.signatures)
     by_case = {row.case: row for row in rows}

@@ -41,10 +41,7 @@ MODE_COLUMNS = ("mode", "tune")  # columns of `VARIANT_COLUMNS` that belong to a
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One row of results: the measurement of one variant of a case, or the reason why there is none.
-
-    added : values that analyses have added, by column name; see `Columns`
-    """
+    """One row of results: the measurement of one variant of a case, or the reason why there is none."""
 
     case: int = column("number of the signature in the trace", default=MISSING)
     op: str = column("name of the operator, sample, module or function", default=MISSING)
@@ -315,7 +312,7 @@ def summarize(results: list[Result]) -> str:
 
 
 def rate_of(amount: int | None, time_us: float) -> float | None:
-    """Return an amount per time in billions per second; None if the amount is unknown or zero, or the time is zero."""
+    """Return an amount per time in billions per second."""
     return amount / time_us / 1e3 if amount and time_us > 0 else None
 
 
@@ -337,9 +334,7 @@ def describe_shapes(signature: Signature) -> str:
 def same_outputs(
     recorded: Any, outputs: Sequence[Any], dtypes: bool = True, unused: Collection[int] = ()
 ) -> bool | None:
-    """Return True if the outputs have the recorded shapes and dtypes, or None if the recorded ones are unknown; outputs
-    whose indices are in `unused` may differ.
-    """
+    """Return True if the outputs have the recorded shapes and dtypes, or None if the recorded ones are unknown."""
     import torch
 
     from opgrip.traces.schema.arguments import Opaque, TensorSpec, leaves

@@ -1,6 +1,4 @@
-"""Energy that a GPU uses while a call runs, its clock between timed runs, and work that raises the clock before
-timing.
-"""
+"""Energy that a GPU uses while a call runs, and the GPU's clock."""
 
 from __future__ import annotations
 
@@ -62,7 +60,7 @@ class Energy:
     millijoules : energy of one run, including idle power, in mJ
     above_idle_mj : energy of one run minus that of an idle GPU in the same time, in mJ
     clock_mhz : mean clock of the multiprocessors during the runs
-    throttled : reasons why the clock was lower than possible; empty if there were none
+    throttled : reasons why the clock was lower than possible
     """
 
     millijoules: float | None
@@ -84,10 +82,7 @@ class Meter:
     def measure(
         self, run: Callable[[], object], wait: Callable[[], None], seconds: float = SECONDS, idle_s: float = IDLE_S
     ) -> Energy:
-        """Run a call repeatedly, and return the energy of one run.
-
-        seconds : least total time of the runs
-        """
+        """Run a call repeatedly, and return the energy of one run."""
         wait()
         if self._idle_w is None:
             self._idle_w = self._idle_watts(idle_s)
@@ -180,9 +175,7 @@ SIZE, WARM_UP_BLOCK_S = 1024, 0.01
 
 @cache
 def warm_up(device: str, seconds: float) -> None:
-    """Keep a GPU busy for some time, because the clock of an idle GPU takes tenths of a second to rise. Later calls
-    with the same arguments do nothing.
-    """
+    """Keep a GPU busy for some time, because the clock of an idle GPU takes tenths of a second to rise."""
     # this module is imported to print the help
     import torch
 
@@ -203,7 +196,7 @@ def warm_up(device: str, seconds: float) -> None:
 
 
 class Clocks:
-    """Reads a GPU's clock and throttling between timed runs; without a GPU, it reads nothing."""
+    """Reads a GPU's clock and throttling between timed runs."""
 
     def __init__(self, gpu: Gpu | None) -> None:
         self._gpu = gpu
@@ -229,9 +222,7 @@ class Clocks:
         return read_and_announce
 
     def of_row(self, number: int, row: int) -> tuple[float | None, str | None]:
-        """Return the mean clock in MHz during a row's runs, and the reasons for throttling; None if unknown or not
-        throttled.
-        """
+        """Return the mean clock in MHz during a row's runs, and the reasons for throttling."""
         if (number, row) not in self._spans:
             return None, None
         first, last = self._spans[number, row]

@@ -46,7 +46,7 @@ class KernelColumns(Columns):
 
 
 def with_kernels(row: Result, runs: Sequence[Sequence[LaunchedWork]], context: Mapping[str, Any]) -> Result:
-    """Return a row with the columns about kernels, and with shares of peak rates if the GPU's datasheet is known.
+    """Return a row with the columns about kernels.
 
     runs : the device work of each recorded run, in order of launch; at least one run
     context : torch settings recorded with the call

@@ -84,8 +84,7 @@ def measure_cases(
 
     announce : called before each run with case number and row index
     without : numbers of cases that do not run as preceding calls
-    cached_rows : rows of the variants that were compiled before, by case number and row number; they contain the time
-        of the first call, or the reason why compilation failed
+    cached_rows : rows of the variants that were compiled before, by case number and row number
     """
     pages.keep_freed_memory()
     rows = sum(len(workload.variants(case)) for case in workload.cases or cases)
@@ -98,9 +97,7 @@ def measure_cases(
 
 
 def windows(cases: Sequence[Case], workload: Workload, most: int = CASES) -> Iterator[list[Case]]:
-    """Yield groups of cases to be measured in the same rounds; the arguments of a group's cases fit into memory
-    together.
-    """
+    """Yield groups of cases to be measured in the same rounds."""
     window: list[Case] = []
     size, time_us = 0, 0.0
     most_bytes = _most_bytes(cases, workload)

@@ -86,8 +86,7 @@ def prepare(
     """Return the row of each variant of a case, with the function to time if there is one.
 
     announce : called with case number and row number before each row is prepared
-    cached_rows : rows of the variants that were compiled before, by row number; they contain the time of the first
-        call, or the reason why compilation failed
+    cached_rows : rows of the variants that were compiled before, by row number
     only : number of the only row to prepare; None for all
     """
     preparation = _Preparation(case, workload)

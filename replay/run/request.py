@@ -1,12 +1,4 @@
-"""The request of a user: which cases to replay and how, as plain data.
-
-A `RunRequest` is created from the options once. Worker processes receive it, profiled processes read it, and the
-journal compares it when an interrupted replay resumes. A `Workload` (`replay/run/workload.py`) is the request applied
-to one trace on one device.
-
-A `Shard` is one of several equal parts of a replay, for processes that do not communicate. The costs of all cases are
-added up in order, and each shard gets the cases in an equal part of the sum.
-"""
+"""The request of a user: which cases to replay and how, as plain data."""
 
 from __future__ import annotations
 
@@ -129,7 +121,6 @@ class RunRequest:
     store : folder for compiled programs; None to keep none
     profiled : name of the profiler that records the timed runs, or empty
     timelines : folder for the timelines of torch's profiler
-    count_work : True to run subgraph cases, samples and backward passes once more to count operations and bytes
     """
 
     trace: str = ""
@@ -201,7 +192,7 @@ def settle_shard(args: argparse.Namespace) -> None:
 
 
 def shard(text: str) -> Shard:
-    """Return the shard that a text such as `3/16` describes; `auto` is the shard that this process's launcher
+    """Return the shard that a text such as `3/16` describes, or for `auto` the one that this process's launcher
     assigned.
     """
     if text == AUTO:
@@ -265,7 +256,7 @@ def take_shard(cases: Sequence[Case], workload: Workload, part: Shard) -> list[C
 
 
 def cost_us(case: Case, workload: Workload, rows: int = MOST_SHARDS) -> int:
-    """Return the estimated time in us to measure a case if `rows` share the time budget; the same on all machines."""
+    """Return the estimated time in us to measure a case if `rows` share the time budget."""
     from opgrip.replay.modes import find_mode
 
     effort, variants = workload.request.effort.of_one(rows), workload.variants(case)

@@ -1,12 +1,4 @@
-"""Processes that run untrusted candidates. Each process is stopped except while it answers a request.
-
-A candidate may change everything in its process, so nothing that it reports is believed:
-
-- New values are written into new memory while the process is stopped.
-- The time that it reports is checked by this process's clock: if a request takes longer outside the reported time than
-  a request to run the operator does, the difference counts as the candidate's time.
-- Results are read from the memory of the stopped process, at the addresses that it reported with its time.
-"""
+"""Processes that run untrusted candidates. Each process is stopped except while it answers a request."""
 
 from __future__ import annotations
 
@@ -104,10 +96,7 @@ class UntrustedProcess:
         self.latest: Sequence[Any] = ()
 
     def ask(self, message: Mapping[str, Any]) -> Any:
-        """Let the process continue, send a message, stop the process and all that it started, and return its answer.
-
-        Raises the error that the process reports, and `WrongResultError` if the process has run since it was stopped.
-        """
+        """Let the process continue, send a message, stop the process and all that it started, and return its answer."""
         if self._mem < 0:
             self._begin()
         # a timer of the system, or another process, can let it continue

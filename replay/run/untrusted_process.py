@@ -1,10 +1,4 @@
-"""The process of an untrusted candidate: it runs calls that its parent describes, on memory that both share.
-
-Nothing that this process reports is trusted. The parent compares its times with the parent's clock, and reads results
-from this process's memory (`replay/run/untrusted.py`). The checks in this process are not needed for that; they find
-the reason for a wrong result earlier. The operator runs in a process of the same kind, so that both are timed in the
-same way.
-"""
+"""The process of an untrusted candidate: it runs calls that its parent describes, on memory that both share."""
 
 from __future__ import annotations
 
@@ -184,11 +178,7 @@ def timed(
 
 
 def adopt_orphans() -> None:
-    """Fork and continue in the child, while this process waits and then ends with the child's status.
-
-    A process that detaches from the child becomes a child of this process, so this process's parent can find and stop
-    it.
-    """
+    """Fork and continue in the child, while this process waits and then ends with the child's status."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     if not (own := os.fork()):
         end_with_parent()

@@ -51,7 +51,6 @@ class Workload:
     """A request together with the loaded trace, its cases and the device.
 
     source_cases : selected cases of the trace, before a shard takes its part
-    notes : notes for the user about the trace, such as missing values
     batches : which tensors of the trace have a batch dimension; None if the batch is not scaled
     memory : True to measure the memory that a call allocates
     adds_gradients : True if all floating-point arguments require gradients, because the trace does not record which do
@@ -100,10 +99,7 @@ class Workload:
         return replace(self, request=replace(self.request, **changes))
 
     def wants_grad(self, case: Case, direction: str) -> bool:
-        """Return True if the runs of a case record an autograd graph, as in training.
-
-        Operators that write into their arguments do not, because autograd does not allow writing into leaf tensors.
-        """
+        """Return True if the runs of a case record an autograd graph, as in training."""
         asks = self.timing.backward if direction == FORWARD else self._runs_backward(case)
         writes = case.operator is None and mutates(case.signature)
         return asks and case.phase == "forward" and not writes
@@ -145,7 +141,7 @@ class Workload:
 
 
 def load_workload(request: RunRequest) -> Workload:
-    """Load the trace of a request and select its cases; raise `UserError` if no case is selected."""
+    """Load the trace of a request and select its cases."""
     selection = request.selection
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -212,9 +208,7 @@ def recorded_device(trace: Trace) -> str:
 
 
 def device_of(signature: Signature, workload: Workload) -> str:
-    """Return the device on which a call runs in the replay: the accelerator of its tensors, otherwise the workload's
-    device.
-    """
+    """Return the device on which a call runs in the replay."""
     devices = {workload.place(spec.device) for spec in tensors([signature.args, signature.kwargs])}
     return next((device for device in sorted(devices) if device != "cpu"), workload.device)
 

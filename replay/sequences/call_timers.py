@@ -1,6 +1,4 @@
-"""Timers for the calls of a pass over a step, programs that run these calls in a mode, and detection of disturbed
-calls.
-"""
+"""Timers for the calls of a pass over a step, programs for these calls, and detection of disturbed calls."""
 
 from __future__ import annotations
 
@@ -61,7 +59,7 @@ class HostTimer:
     """Times calls with the host's clock; on an accelerator, this measures their launches.
 
     new_memory : newly mapped memory that results of calls should get, by index of the call
-    wait : function that waits for the device before each call, so that times do not include earlier work
+    wait : function that waits for the device before each call
     """
 
     def __init__(self, new_memory: Mapping[int, NewMemory], wait: Callable[[], None] | None = None) -> None:
@@ -96,9 +94,6 @@ class HostTimer:
 
 class DeviceClockTimer:
     """Times calls that run on an accelerator with its clock, and all other calls with the host's clock.
-
-    It keeps the accelerator busy until the host has launched a call; otherwise a short call would seem to take as long
-    as its launch.
 
     launch_ns : expected time of each call's launch
     """
@@ -153,8 +148,7 @@ SHARE = 0.05  # share of a pass's time; a pass that is disturbed for longer coun
 class Slowdown:
     """Detects passes during which the processor was slowed down, and calls during which other processes used the cores.
 
-    processes : number of processes that run the step on this machine. If there are several, and they have more threads
-        than there are cores, they compete for the cores; a pass is then never contended, only slowed.
+    processes : number of processes that run the step on this machine
     """
 
     def __init__(self, processes: int = 1) -> None:
@@ -176,7 +170,6 @@ class Slowdown:
         self._reset()
 
     def check(self) -> None:
-        """Count a call; look for disturbances if the last check is `CHECK_NS` old or others just used the cores."""
         self._calls += 1
         now = perf_counter_ns()
         if now - self._paced_ns >= CHECK_NS:
@@ -185,7 +178,6 @@ class Slowdown:
             self._check(with_pace=False)
 
     def end(self) -> None:
-        """End the observation of a pass; call this before the properties are read."""
         self._check(with_pace=True)
 
     @property
@@ -205,7 +197,7 @@ class Slowdown:
 
     @property
     def has_room(self) -> bool:
-        """True if enough cores were free at the last check; always True if several processes run the step."""
+        """True if enough cores were free at the last check."""
         # the other processes of a step do not count as others
         return not self._is_alone or self._contention.has_room
 
@@ -235,7 +227,6 @@ class CallProgram:
     """The program that runs the calls of a signature in a mode.
 
     program : None if the mode cannot run the calls, which then run in eager so that later calls get their results
-    mutates : True if the calls write into their arguments
     first_ms : time to prepare the program and run it once
     max_abs, max_rel : largest absolute and relative difference from the results of eager
     """
@@ -249,9 +240,7 @@ class CallProgram:
     max_rel: float | None = None
 
     def run(self, arguments: Arguments, watch: CallTimer) -> Any:
-        """Run a call and return its results; `watch` times only the program, not the conversion of arguments and
-        results.
-        """
+        """Run a call and return its results; `watch` does not time the conversion of arguments and results."""
         assert self.program is not None, "without a program, calls run in eager"
         args, kwargs = arguments
         entered, named = arguments if self.program.enter is None else self.program.enter(arguments)
@@ -269,12 +258,9 @@ class CallProgram:
 class SequenceSettings:
     """Settings of a step replay.
 
-    place : maps recorded devices to devices of this machine
-    device : device that is synchronized, and that the result names
     repeats : number of timed passes; None for as many as `precision` needs within `budget_s` seconds, at least 3
     precision : target for the interquartile range of the passes' times, relative to their median
     room_bytes : memory limit; None for most of the free memory
-    mode : mode in which calls run; calls that it does not support run in eager
     store : folder for compiled programs
     in_graphs : True to run the calls in graphs of the device, such as CUDA graphs
     in_pairs : True to time each pass also in eager, so that the mode can be compared with eager
@@ -333,10 +319,7 @@ def check_mode(name: str) -> None:
 
 
 def make_call_program(call: FlowingCall, operator: Operator, inputs: Inputs, settings: SequenceSettings) -> CallProgram:
-    """Return the program for the calls of a signature, after a comparison of its results with eager.
-
-    Errors become the program's status and reason, except that a lost device raises `DeviceLostError`.
-    """
+    """Return the program for the calls of a signature, after a comparison of its results with eager."""
     began = perf_counter_ns()
     try:
         if operator.mutates:

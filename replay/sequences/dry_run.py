@@ -75,7 +75,6 @@ class PreparedCall:
     """An operator with its arguments, some of which are taken from the results of earlier calls.
 
     generated : indices of the argument tensors that have their own memory, with values from value models
-    place : map from recorded to replay devices
     """
 
     def __init__(
@@ -146,12 +145,7 @@ def _filled(tree: Any, memory: StepMemory, storages: tuple[int, ...]) -> Any:
 
 
 class GeneratedValues:
-    """Decides whether a call can use the values that earlier calls left in memory, and replaces unusable values by
-    generated ones.
-
-    defers : True to accept floats on an accelerator without waiting for the device; `found_excess` then reports later
-        whether they were acceptable
-    """
+    """Decides whether a call can use the values that earlier calls left in memory, and replaces unusable ones."""
 
     def __init__(self, values: Mapping[int, ValueModel], place: DeviceMap, seed: int, memory: StepMemory) -> None:
         self._values, self._place, self._seed, self._memory = values, place, seed, memory
@@ -161,7 +155,7 @@ class GeneratedValues:
         self._deferred: list[tuple[torch.Tensor, float]] = []
 
     def write(self, number: int, spec: TensorSpec) -> None:
-        """Write generated values into the memory of a tensor; allocate new memory if the storage is too small."""
+        """Write generated values into the memory of a tensor."""
         if not self._memory.holds(number, spec):
             self._memory.renew(number)
         target, drawn = self._memory.view(number, spec), self._tensor(spec)
@@ -174,12 +168,7 @@ class GeneratedValues:
             to[first:size].copy_(since[first:size])
 
     def allows_floats(self, spec: TensorSpec, tensor: torch.Tensor) -> bool:
-        """Return True if the floats in a tensor are finite and not far larger than the recorded ones, or if the
-        recorded ones are unknown.
-
-        This is checked because a trace misses some writes of the program, and one wrong value can make all later
-        results nan.
-        """
+        """Return True if a later call may use the floats in a tensor."""
         model = None if spec.values is None else self._values.get(spec.values)
         bound = None if model is None else _largest(model)
         if not spec.dtype.is_floating_point or 0 in spec.shape or bound is None:
@@ -194,9 +183,7 @@ class GeneratedValues:
         return _is_within(float(largest), limit)
 
     def found_excess(self) -> bool:
-        """Make the checks that `allows_floats` has deferred since the last call of this method; return True if a tensor
-        has nan, infinity or a value far above its recorded maximum.
-        """
+        """Make the checks that `allows_floats` has deferred; return True if one of them fails."""
         deferred, self._deferred = self._deferred, []
         if not deferred:
             return False
@@ -227,11 +214,7 @@ class GeneratedValues:
 
 
 def never_flowing(signature: Signature, specs: tuple[TensorSpec, ...], values: Mapping[int, ValueModel]) -> set[int]:
-    """Return the indices of the argument tensors that are never taken from earlier calls.
-
-    Only extension functions have such arguments, because they read memory at indices that they do not check. Indices
-    can be integers or columns of floats, so only tensors that cannot contain indices are taken from earlier calls.
-    """
+    """Return the indices of the argument tensors that are never taken from earlier calls."""
     if signature.kind != EXTENSION:
         return set()
     return {index for index, spec in enumerate(specs) if not (can_flow(spec) and _are_plain_floats(spec, values))}
@@ -284,7 +267,6 @@ class CallPlan:
 
     status : `replayed` on results of earlier calls, `substituted` on generated arguments, or `unsupported` if it does
         not run
-    prepared : the operator with its arguments; None if the call does not run
     refilled : indices of the argument tensors that are filled with new values before each run
     reason : why the status is not `replayed`
     row_status : status of the result row if no call of the signature runs
@@ -303,8 +285,7 @@ class DryRun:
     excluded : status and reason of calls that must not run, by signature number
     announce : called with the signature number before each call
     programs : programs for a mode other than eager, by signature number
-    has_others : True if other ranks run their part of the step at the same time; `is_first` is True in rank 0
-    processes : number of processes that run the step on this machine
+    has_others : True if other ranks run their part of the step at the same time
     """
 
     has_others, is_first, processes = False, True, 1
@@ -334,7 +315,9 @@ class DryRun:
         self._prepared: WeakValueDictionary[tuple[int, frozenset[int]], PreparedCall] = WeakValueDictionary()
 
     def settle(self, begin: Callable[[], None], on_progress: ProgressCallback = ignore_progress) -> None:
-        """Run all calls until no plan changes, or `MOST_PASSES` times; `begin` restores the state before a pass."""
+        """Run all calls again and again until each runs in the same way as before; `begin` restores the state before a
+        pass.
+        """
         count, reported = len(self.plans), monotonic()
         for number in range(1, MOST_PASSES + 1):
             begin()
@@ -371,20 +354,17 @@ class DryRun:
         return list(numbers)
 
     def begins_pass(self, more: bool, begin: Callable[[], None]) -> bool:
-        """Return True if another pass begins, after `begin` has restored the state before the first call.
-
-        more : True if this rank wants another pass
-        """
+        """Restore the state before the first call if another pass begins, and return True in that case."""
         if more:
             begin()
         return more
 
     def meets_others(self, call: FlowingCall, plan: CallPlan) -> bool:
-        """Run a call that needs other ranks, and return True; return False for other calls and without other ranks."""
+        """Run a call that needs other ranks, and return True; return False for other calls."""
         return False
 
     def finish(self) -> None:
-        """Wait for collectives that are still running at the end of a pass; without other ranks, do nothing."""
+        """Wait for collectives that are still running at the end of a pass."""
 
     def begin(self) -> None:
         self.memory.begin()
@@ -397,10 +377,7 @@ class DryRun:
             self._generated.write(call.inputs[index], specs[index])
 
     def pass_on_results(self, call: FlowingCall, plan: CallPlan, result: Any) -> None:
-        """Store the result of a call for later calls; if its plan is not `replayed`, store generated values instead.
-
-        Results for which no memory can be allocated raise no error, but are added to `memory.unmade`.
-        """
+        """Store the result of a call, or generated values instead of it, for later calls."""
         live = self.memory.live
         if plan.status == REPLAYED:
             for number, tensor in zip(call.outputs, tensors_of(result), strict=False):
@@ -418,9 +395,7 @@ class DryRun:
                     self.memory.unmade[number] = reason_of(error)
 
     def mark_not_replayed(self, call: FlowingCall, plan: CallPlan, reason: str) -> None:
-        """Change the plan of a call that failed: from `replayed` to `substituted` if the operator runs on generated
-        arguments, else to `unsupported`.
-        """
+        """Change the plan of a call that failed to `substituted` or `unsupported`."""
         plan.refilled = set()
         try:
             if plan.status != REPLAYED:

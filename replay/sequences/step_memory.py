@@ -1,15 +1,4 @@
-"""Memory of step replay, and the streams on which its calls run.
-
-`StepMemory` holds the storages that calls of a trace produce and later calls use, by their recorded numbers. It
-generates the values that exist before the first call, restores them before each pass (`begin`), stores the results of
-calls (`give`), frees storages after their last use (`drop`), and returns views of them (`view`). The memory of the
-storages, and of arguments that `charge` counts, stays below a limit; a request beyond the limit raises `Unsupported`.
-The values from which an accelerator's memory is restored are kept in host memory if they fit.
-
-Each call runs on the stream on which it was recorded, with the recorded waits between streams. If a call takes what
-another stream wrote, and no recorded wait orders the two streams, the call's stream waits for the other stream as well:
-the program may have waited on the host, or in a way that captures do not see.
-"""
+"""Memory of step replay, and the streams on which its calls run."""
 
 from __future__ import annotations
 
@@ -43,12 +32,9 @@ class StepMemory:
 
     needs : required size and views of each storage, by number
     outside : numbers of the storages that exist before the first call
-    place : map from recorded to replay devices
     limit : largest number of bytes of live storages and kept values together
     live : existing storages by number; a storage that a call creates exists until the last call that uses it
-    live_bytes, peak_bytes : current and largest size of live storages that calls created
     unmade : reason why a storage could not be created, by number
-    kept_bytes : size of initial values and of generated arguments, except those in host memory
     """
 
     def __init__(
@@ -84,9 +70,7 @@ class StepMemory:
         self._sizes = dict.fromkeys(self._outside, 0)
 
     def forget_constants(self) -> None:
-        """Release the saved initial values of storages that no call changed. Move the saved values of changed storages
-        from host memory to the device if there is enough room.
-        """
+        """Release the saved initial values of storages that no call changed."""
         for number, storage in self._outside.items():
             first = self._first.get(number)
             if first is None:
@@ -129,7 +113,7 @@ class StepMemory:
         self.give(number, _copied(first, device) if is_kept else first)
 
     def charge(self, size: int) -> None:
-        """Count `size` bytes as used until `refund`; raise `Unsupported` if this exceeds the memory limit."""
+        """Count `size` bytes as used until `refund`."""
         self.check_room(size)
         self.kept_bytes += size
 
@@ -144,7 +128,7 @@ class StepMemory:
                 raise Unsupported(f"it needs {size} bytes, more memory than is available")
 
     def view(self, number: int, spec: TensorSpec) -> torch.Tensor:
-        """Return a tensor with this spec in a storage; raise `Unsupported` if the storage is missing."""
+        """Return a tensor with this spec in a storage."""
         storage = self.live.get(number)
         if storage is None:
             raise Unsupported(self.unmade.get(number, "no recorded call returned the memory that it reads"))
@@ -225,10 +209,9 @@ Action: TypeAlias = tuple[bool, int, int]
 
 @dataclass(frozen=True, slots=True)
 class StreamPlan:
-    """The stream on which each call of a step runs. Stream 0 is the default stream of the first device that calls use.
+    """The stream on which each call of a step runs.
 
-    count : number of streams
-    of_call : stream of each call; for a call on the host, that of the call before it
+    of_call : stream of each call
     before : by index of a call, what streams do before it: wait for marks, or set marks (points for which others wait)
     crossing : for each storage that several streams use, the numbers of these streams
     """
@@ -240,9 +223,7 @@ class StreamPlan:
 
 
 def plan_streams(trace: Trace, flow: ProgramFlow, device: str) -> StreamPlan | None:
-    """Return the streams of a trace's calls; None if all calls used the default stream, or `device` is not an
-    accelerator.
-    """
+    """Return the streams of a trace's calls; None if streams need no plan."""
     recorded = trace.own_calls["stream"].fillna(0).to_numpy()
     if not is_accelerator(device) or not recorded.any():
         return None

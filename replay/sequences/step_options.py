@@ -37,8 +37,7 @@ class SequenceOptions:
 class RankLaunch:
     """One of the processes that a launcher such as torchrun started together.
 
-    local_rank, local_world_size : rank among the processes on this machine, and their number; `local_rank` is also the
-        accelerator's index
+    local_rank, local_world_size : rank among the processes on this machine, and their number
     address, port : address of the store through which the ranks find each other
     """
 
@@ -98,10 +97,7 @@ class RankOptions:
 
 @dataclass(frozen=True, slots=True)
 class SequenceColumns(Columns):
-    """Columns about how the calls of a row ran in a step replay.
-
-    If a call lacks the results of earlier calls, its arguments are generated, or it does not run.
-    """
+    """Columns about how the calls of a row ran in a step replay."""
 
     substituted: int | None = column(
         "number of calls, out of `count`, that ran on generated arguments; empty if 0", heading="substituted"
@@ -119,7 +115,7 @@ class SequenceColumns(Columns):
 
 @dataclass(frozen=True, slots=True)
 class RankColumns(Columns):
-    """Columns about the rank whose calls a row contains and, for collectives, about data and waiting time."""
+    """Columns about the rank whose calls a row contains, and about its collectives."""
 
     rank: int | None = column("rank whose calls the row describes", heading="rank")
     group_ranks: str | None = column("ranks that took part in the collective, such as `0,1`")

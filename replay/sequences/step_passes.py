@@ -25,14 +25,11 @@ RESAMPLES = 100  # number of bootstrap samples
 class Pass:
     """Times and memory of one pass over a step.
 
-    times_ns : time of each call
     peak_bytes : largest size of the memory that calls allocated
     on_device : indices of the calls that were timed with a device's clock
-    slowed : True if the processor was slowed down
     is_contended : True if other processes used the cores for a relevant share of the pass
     contended_calls : indices of the calls during which other processes used the cores
     eager : pass in eager that was timed just before or after this one, if the mode is compared with eager
-    stamps : with several ranks, the `Stamps` of this rank's collectives
     """
 
     times_ns: list[int]
@@ -59,7 +56,6 @@ class Passes:
     is_contended : True if `kept` contains contended passes because there are no others
     waited_ns : time spent waiting for other processes to leave the cores
     dropped : number of slowed passes whose times do not count
-    failures, failure : number of passes that failed, and the reason of the last failure
     """
 
     kept: list[Pass] = field(default_factory=list)
@@ -96,8 +92,7 @@ class PairedSaving:
     """The share of a step's time that a mode saves, measured in pairs of passes in the mode and in eager.
 
     saving, error : saved share of the step's time, negative if the mode is slower; half of its 95 % interval
-    own_saving, own_error : part of `saving` in the calls that run in the mode, and half of its 95 % interval; the rest
-        is in all other calls
+    own_saving, own_error : part of `saving` in the calls that run in the mode, and half of its 95 % interval
     shares : (signature number, share of the step's time in eager) of the calls that run in the mode
     """
 
@@ -110,9 +105,6 @@ class PairedSaving:
 
 def paired_saving(passes: Sequence[Pass], own: Mapping[int, int]) -> PairedSaving:
     """Return the share of the step's time that a mode saves.
-
-    The time of a step is the sum of the medians of its calls' times, so that a disturbed call counts little. The errors
-    are from `RESAMPLES` bootstrap samples of the pairs.
 
     passes : passes in the mode, each with its pass in eager
     own : signature numbers of the calls that run in the mode, by index of the call
@@ -143,11 +135,7 @@ RunPass: TypeAlias = Callable[[Any, str, Any, Slowdown], tuple[Pass, str]]
 
 
 def run_timed(dry_run: DryRun, device: str, watch: CallTimer, slowdown: Slowdown) -> tuple[Pass, str]:
-    """Run all calls of the step once. `watch` measures each call; `slowdown` finds out whether the pass was disturbed.
-
-    Return the pass, and why a call failed (empty if none failed). Without other ranks, the pass ends at a call that
-    fails.
-    """
+    """Run all calls of the step once; return the pass, and why a call failed (empty if none failed)."""
     synchronize, failure = synchronizer(device), ""
     allocator = module_of(device) if is_accelerator(device) else None
     at_start = 0
@@ -221,8 +209,6 @@ def run_call(dry_run: DryRun, call: FlowingCall, plan: CallPlan, watch: CallTime
 def in_pairs(begin: Callable[[], None]) -> RunPass:
     """Return a function that runs and times each pass twice: with the programs of the mode and, just before or after,
     in eager.
-
-    The function returns the pass in the mode; the field `eager` of this pass is the other one.
 
     begin : restores the state before the first call
     """

@@ -1,11 +1,5 @@
-"""Step replay: runs all calls of a trace in order, each on the results of earlier calls, and measures time and memory.
-
-A dry run determines how each call runs. Then passes over all calls are timed until the times are precise enough; on an
-accelerator, more passes are timed with its clock. If a call fails in a timed pass, the dry run is repeated.
-
-`replay_apart` runs a step replay in a separate process, so that a call that crashes, hangs or makes the device unusable
-does not end the replay. The process is a fork, or `python -m opgrip.replay.sequences.step_replay` with its request on
-stdin.
+"""Step replay: runs all calls of a trace in order, each on the results of earlier calls, and measures time and
+memory.
 """
 
 from __future__ import annotations
@@ -109,11 +103,6 @@ class Between:
 class StepGraphs:
     """Replays a step as graphs of the device, such as CUDA graphs; the first replay captures them.
 
-    Consecutive calls become one graph if a graph can contain them. Calls that wait for the device or use memory of the
-    host, and calls that do not run on the results of earlier calls, run between two graphs. A graph reads and writes
-    the memory addresses that its calls used when it was captured. Therefore the results of a call between graphs are
-    copied to the addresses of the results that the call returned when the graphs were captured.
-
     begin : restores the state before the first call
     breaks : indices of the calls that run between graphs
     parts : the graphs, and the calls between them, in order
@@ -127,10 +116,7 @@ class StepGraphs:
     _stream: Any = None
 
     def run(self, dry_run: DryRun, device: str, watch: HostTimer, slowdown: Slowdown) -> tuple[Pass, str]:
-        """Run and time the step once. Return the pass, and why it failed (empty if it did not).
-
-        watch : not used, because graphs do not show the times of calls
-        """
+        """Run and time the step once; return the pass, and why it failed (empty if it did not)."""
         module, synchronize = module_of(device), synchronizer(device)
         self._stream = self._stream or module.Stream(device)
         failure, wall_ns, elapsed_ns = "", 0, 0
@@ -305,8 +291,6 @@ def replay_sequence(
 
     excluded : row status and reason of calls that must not run, by signature number
     announce : called with the signature number before each call
-
-    Raises UserError if the trace contains no calls.
     """
     if trace.own_calls.empty:
         raise no_calls(trace)
@@ -349,7 +333,6 @@ def measure_passes(
     """Complete the dry run, and time passes with the host's clock until there are enough of them.
 
     memory : newly mapped memory that results of calls should get, by index of the call
-    run_pass : function that runs and times one pass, such as `run_timed`
     """
     if memory:
         pages.keep_freed_memory()
@@ -488,11 +471,9 @@ MODULE = "opgrip.replay.sequences.step_replay"
 def replay_apart(
     workload: Workload, on_progress: ProgressCallback = ignore_progress, may_fork: bool = True
 ) -> SequenceResult:
-    """Replay a step in a separate process. If a call ends the process, replay again without this call.
+    """Replay a step in a separate process; if a call ends the process, replay again without this call.
 
     may_fork : True if this process has not used torch yet, so that it can be forked
-
-    Raises UserError if the trace contains no calls, if a process ends between calls, or if too many processes end.
     """
     excluded: dict[int, tuple[str, str]] = {}
 
@@ -543,12 +524,11 @@ class Confirmation:
 
     saving : saved share of the step's time
     error : half of the 95 % interval of `saving`
-    own_saving, own_error : part of `saving` in the calls of candidates, and half of its 95 % interval; the rest is in
-        calls of other operators, which find other data in the caches
+    own_saving, own_error : part of `saving` in the calls of candidates, and half of its 95 % interval
     share : share of the replayed step's time that the calls of candidates take in eager
     calls : number of calls that the candidates ran
     passes : number of timed passes with candidates; as many ran without
-    estimated : saving in the recorded step that is estimated from single calls; None if there is no estimate
+    estimated : saving in the recorded step that is estimated from single calls
     estimated_here : the same for the replayed step, in which the calls take other shares than in the recorded one
     """
 
@@ -579,8 +559,6 @@ def confirm(workload: Workload, judged: JudgedStep | None, on_progress: Progress
     """Replay the whole step with and without the candidates in turn; return what they save.
 
     judged : saving that is estimated from single calls
-
-    Raises UserError if no pass succeeds.
     """
     step = replay_apart(workload, on_progress, may_fork=False)
     if step.saved is None:

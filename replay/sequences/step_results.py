@@ -27,16 +27,11 @@ Flags: TypeAlias = "np.ndarray[Any, np.dtype[np.bool_]]"
 class SignatureTimes:
     """How the calls of a signature ran, and their times over all timed passes.
 
-    substituted, not_run : number of calls that ran on generated arguments, and that did not run
+    substituted : number of calls that ran on generated arguments
     redrawn : number of calls some of whose input values were generated
-    status, reason : status and reason of the row: `ok` if some calls ran, `contended` if other processes used the cores
-        in nearly all timings
-    samples : number of timings, one for each call that ran in each pass
-    median_us, p10_us, p90_us, mean_us : statistics of the timings, by the device's clock for calls that ran on a device
+    samples : number of timings
     spread : interquartile range of the timings, relative to their median
     host_us : median by the host's clock if the other times are by a device's clock
-    note, first_ms, max_abs, max_rel : values of these columns of the row if the mode is not eager
-    dropped, slowed : number of timings that were dropped, and share of the others with a slowed processor
     """
 
     signature: int
@@ -73,38 +68,21 @@ class NotReplayed:
 class SequenceResult:
     """Times and memory of a whole step.
 
-    calls : number of calls in the trace, without calls made by extension functions
     replayed : number of calls that ran on the results of earlier calls
-    substituted : number of calls that ran on generated arguments, because they failed or returned other shapes on
-        earlier results
-    unsupported : number of calls that did not run
-    redrawn : number of replayed calls some of whose inputs were generated, for example because earlier results were
-        outside the recorded range
-    not_replayed : calls that were not replayed, by operator, status and reason, most frequent first
+    substituted : number of calls that ran on generated arguments
+    redrawn : number of calls some of whose inputs were generated
+    not_replayed : calls that were not replayed, by operator, status and reason
     captured_ms : sum of the times of all calls, by the device's clock for calls that ran on a device
-    captured_host_ms, captured_wall_ms : sum of the calls' host times; time from the first call to the end of the last
+    captured_wall_ms : time from the start of the first call to the end of the last
     captured_device_ms : time that an accelerator was busy; None if the trace lacks it
     unsupported_ms, unsupported_host_ms : parts of `captured_ms` and `captured_host_ms` due to calls that did not run
-    replayed_ms : sum of the calls' times in each pass, on an accelerator by its clock; with several streams or graphs
-        the time of the whole pass
-    replayed_host_ms, replayed_wall_ms : as `captured_host_ms` and `captured_wall_ms`, in each pass that the host's
-        clock timed; with graphs, both are the wall time
+    replayed_ms, replayed_host_ms, replayed_wall_ms : as the captured times, in each pass
     outside_bytes : memory that exists before the first call
-    captured_peak_bytes, replayed_peak_bytes : peak of all other memory; on CUDA the allocator's figure, which includes
-        workspaces
     critical_calls : number of calls on the captured critical path: the slowest chain in which each call takes results
         of the previous one
-    captured_critical_ms, replayed_critical_ms : sum of the captured times, and of the median replayed times (nan with
-        graphs), of the calls on the critical path that ran
-    signatures : times of each signature, in the order of their first calls
     in_eager : number of calls that ran in eager because the mode cannot run them or returns other results
-    failure : reason why nothing was measured; empty if something was measured
-    slowed_passes, dropped_passes : number of slowed passes that were kept; number of passes that were not kept
-    is_contended : True if other processes used the cores in all passes that the host's clock timed, so that the totals
-        are unreliable
-    streams : number of streams of the device that the calls used
+    failure : reason why nothing was measured
     saved : share of the step's time that the mode saves; None if it was not compared in pairs with eager
-    graphs, between_graphs : number of graphs in which calls ran, and number of calls that ran between graphs
     """
 
     device: str
@@ -155,7 +133,6 @@ class SequenceResult:
 
     @property
     def has_captured_times(self) -> bool:
-        """True if the trace contains times of calls; files of some other tools do not."""
         return self.captured_ms > 0
 
     def replayed_quantile_ms(self, share: float) -> float:

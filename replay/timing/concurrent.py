@@ -85,8 +85,7 @@ class ConcurrentRun:
     """Times of one function while other functions ran at the same time.
 
     loaded : mean time of a run in ns in each repeat; a repeat lasts until all functions have run once
-    overlap : time of all functions one after the other, divided by their time when run concurrently (median over the
-        repeats): 1 if running concurrently saves no time, `together` if the runs do not slow each other down
+    overlap : time of all functions one after the other, divided by their time when run concurrently
     together : number of concurrent runs
     """
 
@@ -105,13 +104,7 @@ def measure_concurrently(
 ) -> Iterator[ConcurrentRun]:
     """Measure the functions of each group in batches of `count` that run concurrently.
 
-    groups : functions in program order; those with different torch settings never run concurrently, because most
-        settings apply to a whole process
-    effort : number of repeats or time budget of each function; the first repeat of a batch is always a warm-up
     announce : called before a batch runs, for each of its cases
-
-    Concurrent Python threads share the allocator, caches, cores and the interpreter lock; the times include all of
-    this. A call holds the lock until a kernel releases it, so short calls wait for each other on every device.
     """
     for group in groups:
         with restored(group.settings), torch.set_grad_enabled(group.grad), no_garbage_collection():

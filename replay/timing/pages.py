@@ -1,15 +1,4 @@
-"""Control of whether a call's results are in newly mapped or in resident memory pages, as in the program; only with
-glibc.
-
-glibc returns a freed block to the system or keeps it, depending on thresholds and neighbouring blocks; a result in a
-returned block costs a page fault per 4 kB. This module makes glibc keep freed blocks of up to 32 MB, unless a run is to
-use new pages.
-
-If the system provides huge pages on request, torch does not request them, but NumPy does for large arrays. Such a
-request stays in effect for its part of the heap, and a later result there would cost one fault per 2 MB, so this module
-disables huge pages. A thread that runs out of memory continues in a new arena, whose end is never returned, so all
-threads share one arena here.
-"""
+"""Control of whether a call's results are in newly mapped or in resident memory pages, as in the program."""
 
 from __future__ import annotations
 
@@ -52,9 +41,7 @@ CONTROLLED = _LIBRARY is not None  # True if new or resident pages can be chosen
 
 
 def keep_freed_memory() -> None:
-    """With glibc, let this process keep freed blocks of up to 32 MB from now on, share one arena and use no huge
-    pages.
-    """
+    """Let glibc keep freed blocks of up to 32 MB in this process from now on."""
     if _LIBRARY is not None:
         _LIBRARY.mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT)
         _LIBRARY.mallopt(M_TRIM_THRESHOLD, 1 << 30)
@@ -66,11 +53,7 @@ def keep_freed_memory() -> None:
 
 @contextmanager
 def keeping_freed_memory() -> Iterator[None]:
-    """Apply `keep_freed_memory` in the `with` block.
-
-    Afterwards, malloc's thresholds for mapping and for trimming are the highest that glibc chooses by itself, 32 and 64
-    MB.
-    """
+    """Apply `keep_freed_memory` in the `with` block."""
     huge_pages_disabled = _prctl(PR_GET_THP_DISABLE, 0)
     keep_freed_memory()
     try:
@@ -92,9 +75,7 @@ def _prctl(option: int, value: int) -> int:
 
 
 def give_back() -> None:
-    """Return freed memory of this process to the system, so that the next result is in newly mapped pages; only with
-    glibc.
-    """
+    """Return freed memory of this process to the system, so that the next result is in newly mapped pages."""
     if _LIBRARY is not None:
         _LIBRARY.malloc_trim(0)
 
@@ -107,8 +88,6 @@ def touch(size: int) -> None:
 def arrange(sizes: Sequence[int], fresh_bytes: int) -> None:
     """Allocate and free blocks so that, if possible, the next blocks of these sizes have `fresh_bytes` in newly mapped
     pages.
-
-    If `fresh_bytes` exceeds the sum of the sizes, other memory of the operator will be in new pages too.
     """
     share = min(fresh_bytes / max(sum(sizes), 1), 1.0)
     requests = [(size, round(size * share)) for size in sizes]
@@ -166,7 +145,7 @@ class FaultCount:
         return faults() - self._before.ru_minflt
 
     def were_slow(self, duration_ns: float) -> bool:
-        """Return True if page faults took at least twice as long as usual, and `SLOW_TICKS` kernel ticks longer."""
+        """Return True if page faults took much longer than usual."""
         fault_ns = usual_fault_ns()
         usual_ns = None if fault_ns is None else fault_ns * self.faults
         if usual_ns is None or duration_ns < SLOW * usual_ns / torch.get_num_threads():

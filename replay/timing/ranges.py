@@ -1,9 +1,4 @@
-"""NVTX ranges around runs, which let Nsight's profilers show runs on a timeline and assign kernels to calls.
-
-The message of a range is the operator or a stage such as the warm-up, its category the mode, its payload the case
-number. Profilers keep each distinct message forever, so messages must not contain numbers. Start/end ranges also cover
-kernels that autograd's threads launch.
-"""
+"""NVTX ranges around runs, which let Nsight's profilers show runs on a timeline and assign kernels to calls."""
 
 from __future__ import annotations
 
@@ -57,7 +52,6 @@ def row_name(case: int, op: str, category: str) -> str:
 
 
 def check_ranges(profiler: str) -> None:
-    """Raise `UserError` if NVTX ranges, which assign a profiler's kernels to cases, are not available."""
     if nvtx is None:
         raise UserError(f"{profiler} separates cases by NVTX ranges, and the package nvtx is missing", "install nvtx")
     if not nvtx.enabled():

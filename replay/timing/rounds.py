@@ -99,10 +99,7 @@ class Measurer:
         self._workers = workers
 
     def one_by_one(self, groups: Sequence[FunctionGroup]) -> Iterator[list[TimedFunction]]:
-        """Run the functions of one case in turn until enough times are known, then those of the next case.
-
-        Yields the functions of each finished case; cases that other processes disturbed run again and are yielded last.
-        """
+        """Run the functions of one case in turn until enough times are known, then those of the next case."""
         with self._attentive():
             contended, started_ns = [], perf_counter_ns()
             for group in groups:
@@ -116,11 +113,7 @@ class Measurer:
             yield from self._retry(contended, self._run_until_done, perf_counter_ns() - started_ns)
 
     def in_rounds(self, groups: Sequence[FunctionGroup]) -> Iterator[list[TimedFunction]]:
-        """Run each function once per round, after its preceding calls in the program, until enough times are known.
-
-        The functions of a case are compared round by round. Yields the functions of each finished case; cases that
-        other processes disturbed run again and are yielded last.
-        """
+        """Run each function once per round, after its preceding calls in the program, until enough times are known."""
         waiting = [(group, timed_cases(group.functions)) for group in groups]
         contended, started_ns = [], perf_counter_ns()
         with self._attentive():

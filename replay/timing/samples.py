@@ -28,10 +28,7 @@ class Samples:
     shares : share of the program's calls that each stratum represents; 0 for strata that occur only in the replay
     fewest : minimum number of runs, unless the time budget is too short
     in_order : times of all runs in ns, in the order of the runs
-    dropped : number of runs not kept, because processor, device or memory were slow, or other processes used the cores
-    slowed : number of runs kept although the processor or device was slowed down or used by others
     contended : (stratum, time) of runs during which other processes used the cores; they only count if `is_contended`
-    is_contended : True if contended runs are used because there are too few others
     spent_ns : time of the runs and of the work between them, in ns
     """
 
@@ -60,7 +57,7 @@ class Samples:
 
     @property
     def memory_gb_per_s(self) -> float | None:
-        """Mean rate in GB/s at which this thread could read memory between the runs; None if it was not measured."""
+        """Mean rate in GB/s at which this thread could read memory between the runs."""
         return fsum(self._memory_rates) / len(self._memory_rates) if self._memory_rates else None
 
     @property
@@ -109,11 +106,7 @@ class Samples:
 
     @property
     def weights(self) -> list[float] | None:
-        """Share of the program's calls that each run represents, in order; None if all are equal.
-
-        With three or more runs, a run represents at most a third of the calls, so that the median is never the time of
-        a single run.
-        """
+        """Share of the program's calls that each run represents, in order; None if all are equal."""
         strata = self._select_strata()
         if self._alike or len(self.times) == 1:
             return None
@@ -150,12 +143,7 @@ class Samples:
         return float(weights @ (quartiles[:, 2] - quartiles[:, 0])) / middle if middle else 0.0
 
     def done(self, effort: Effort) -> str | None:
-        """Return the reason why no more runs are needed, or None if another run is needed.
-
-        The reason is `iterations` (the requested number is reached), `precision` (the spread is small enough),
-        `settled` (the spread no longer changes), `budget` (the time is spent) or `contended` (other processes disturb
-        the runs).
-        """
+        """Return the reason why no more runs are needed, or None if another run is needed."""
         is_spent = self.spent_ns >= effort.budget_s * 1e9
         if effort.iterations is not None:
             if len(self) >= effort.iterations:
@@ -212,10 +200,7 @@ def quantile(times: Sequence[float], weights: Sequence[float] | None, share: flo
 
 
 def effective_runs(weights: Sequence[float]) -> int:
-    """Return Kish's effective number of runs with these weights w: (sum w)^2 / sum w^2, rounded down.
-
-    Source: Kish 1965, Survey Sampling, section 11.7.
-    """
+    """Return Kish's effective number of runs with these weights w: (sum w)^2 / sum w^2, rounded down."""
     squares = fsum(weight * weight for weight in weights)
     # the summand corrects rounding: n weights of 1/n result in slightly less than n
     return int(fsum(weights) ** 2 / squares + 1e-9) if squares > 0 else 0

@@ -68,7 +68,6 @@ class MemoryPace:
         self._read_ns, self._gb_per_s = 0, 0.0
 
     def gb_per_s(self) -> float:
-        """Return the read rate in GB/s, measured again if it is older than `MEMORY_EVERY_NS`."""
         if perf_counter_ns() - self._read_ns > MEMORY_EVERY_NS:
             times = []
             for _ in range(MEMORY_READS):
@@ -100,12 +99,8 @@ def keep_busy(device: str, launch_ns: float) -> None:
 
 @dataclass(slots=True)
 class LaunchTime:
-    """The time that launching a call takes. The device is kept busy for this time before the next run, so that the time
-    of the call does not include its launch.
-
-    A call that waits for the device also waits until the device is no longer busy, so its launch time and the busy time
-    would grow from run to run. Therefore, most runs of such a call get the shortest launch time so far, and a longer
-    one is tried again every `RETRIED` runs.
+    """The time that launching a call takes, for which the device is kept busy so that the call's time does not include
+    it.
 
     ns : expected time of the next launch; 0 if unknown
     outlasting : number of launches that took longer than the device was kept busy
@@ -151,7 +146,7 @@ class Stopwatch:
     ) -> float:
         """Return the time of one run in ns: the mean over `runs`, which are timed together.
 
-        graph : the runs as a CUDA graph, which needs no launches from Python; None to call the function
+        graph : the runs as a CUDA graph; None to call the function
         """
         if graph is not None:
             return self._by_events(graph.replay, span, launch) / len(runs)
@@ -178,11 +173,7 @@ class Stopwatch:
         return max(elapsed_ns - self.empty_ns, 0.0) / len(runs)
 
     def capture(self, function: Function, runs: Sequence[Arguments]) -> Any:
-        """Capture the runs as a CUDA graph, replay it once to upload it to the device, and return it.
-
-        Raises `Unsupported` if the call waits for the device or the device has no graphs, and `DeviceLostError` for
-        other failures, after which this process cannot capture again.
-        """
+        """Capture the runs as a CUDA graph, replay it once to upload it to the device, and return it."""
         module = module_of(self.device)
         kind = graph_class(self.device)
         if kind is None:
@@ -224,10 +215,7 @@ class Stopwatch:
 
 
 def on_deeper_stack(frames: int, function: Callable[..., T], *args: Any) -> T:
-    """Call a function with `frames` more frames on the C stack, and return its result.
-
-    The position of the stack in memory changes the time of some kernels by up to 10 %.
-    """
+    """Call a function with `frames` more frames on the C stack, and return its result."""
     if frames == 0:
         return function(*args)
     # calls between Python functions may use no C stack, those from C to Python do

@@ -53,10 +53,8 @@ class TimedFunction:
     mutates : True if runs change the arguments, which are then restored before each run
     fresh : share of the program's calls whose results are in newly mapped pages; None if irrelevant or unknown
     enter : function that converts arguments for `function`; the conversion is not timed
-    enters_each_run : True to call `enter` before each run; False to call it once, unless runs change the arguments
     shares : share of the program's calls that each input set represents; empty if all are equal
     exchanges : key of the functions of a case that have equal arguments and may exchange them; None for no exchange
-    fewest : minimum number of runs, unless the time budget is too short
     frames : number of frames to add to the C stack before the next timed run
     recorded : for each recorded run after the timed ones, the work that it launched on the device
     """
@@ -263,12 +261,7 @@ DEPTHS = 16  # number of depths of the C stack at which runs are timed, each of 
 
 
 class TimedCase:
-    """The functions of one case, which run once per round.
-
-    A call may take 10 % longer if its arguments are in other memory, or if it runs second. Therefore, functions
-    exchange arguments in each round, and the order of the functions is reversed after every n rounds, if n is the size
-    of the largest group of functions that exchange arguments.
-    """
+    """The functions of one case, which run once per round."""
 
     def __init__(self, functions: Sequence[TimedFunction]) -> None:
         self.functions = list(functions)
@@ -305,7 +298,7 @@ class TimedCase:
         return self._order if arrangement < self._size else self._order[::-1]
 
     def needs_runs(self, effort: Effort) -> bool:
-        """Return True if any function needs another run; all functions of a case get the same number of runs."""
+        """Return True if any function needs another run."""
         most = MOST if effort.iterations is None else effort.iterations
         return any(function.samples.done(effort) is None and len(function.samples) < most for function in self.active)
 

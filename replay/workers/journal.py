@@ -20,8 +20,6 @@ def journal_path(output: Path) -> Path:
 def open_journal(
     output: Path, request: RunRequest, machine_kind: str, resume: bool, force: bool
 ) -> Journal[list[Result]]:
-    """Open an output file's journal; with `resume`, raise `UserError` if it is of another request or machine kind."""
-
     def describe(stored: Any, current: Mapping[str, Any]) -> str:
         return unlike(stored, current) or "of a replay of another trace or with other options"
 

@@ -54,7 +54,7 @@ class RayTask:
     losses: int = 0
 
     def after_loss(self) -> list[RayTask]:
-        """Return the tasks to run after a worker was lost: the same one, or after the second loss one per case."""
+        """Return the tasks to run after a worker was lost."""
         lost = replace(self, losses=self.losses + 1)
         if lost.losses < LOSSES - 1 or len(self.cases) == 1:
             return [lost]
@@ -65,7 +65,6 @@ class RayTask:
 class RaySlot:
     """A worker process on a node of the cluster.
 
-    actor : Ray's handle of the worker
     kind : kind of machine that a resource of the node names; empty if none does
     """
 
@@ -79,7 +78,6 @@ class RaySlot:
 class Pool:
     """The workers of a Ray cluster for one device, all on machines of one kind.
 
-    about : facts about the machine of one worker, for the header of results
     machines : kind of each machine that has or had workers, by machine name
     """
 
@@ -116,8 +114,6 @@ class Pool:
         self, tasks: Collection[RayTask], submit: Callable[[Any, RayTask], Any]
     ) -> Iterator[tuple[RaySlot, RayTask, Any]]:
         """Distribute tasks to the workers; yield (worker, task, rows) for each finished task.
-
-        The rows are None for a task during which too many workers died.
 
         submit : function that sends a task to a worker, and returns Ray's reference to the worker's answer
         """
@@ -283,7 +279,7 @@ def _last_line(error: BaseException) -> str:
 
 
 class RayExecutor:
-    """Runs cases on the workers of a Ray cluster; all workloads of a command use the same workers."""
+    """Runs cases on the workers of a Ray cluster."""
 
     runs_here = False
 
@@ -312,7 +308,6 @@ class RayExecutor:
             self._pool = None
 
     def check(self, workload: Workload) -> None:
-        """Raise `UserError` for a device with an index other than 0; each worker checks that its device exists."""
         self._options.check((workload.device,))
 
     def machine_kind(self, workload: Workload) -> str:
@@ -324,12 +319,7 @@ class RayExecutor:
         return {**pool.about, "environment": environment, "machines": dict(pool.machines)}
 
     def compile(self, workload: Workload, done: Collection[int], reporter: Reporter, may_fork: bool) -> CachedRows:
-        """Compile, on all workers, the functions of the rows whose mode needs a compiler; return these rows by case
-        number and row number.
-
-        done : numbers of finished cases, which are left out
-        may_fork : not used, because workers decide whether they fork
-        """
+        """Compile, on the workers, the functions of the rows whose mode needs a compiler."""
         self._begin(workload)
         pool = self.pool(workload.device)
         self._report_threads(workload, reporter)
@@ -385,7 +375,6 @@ class RayExecutor:
                 self.close()
 
     def _begin(self, workload: Workload) -> None:
-        """Put the request and the trace's files into the cluster's memory, because nodes may not share a disk."""
         if self._workload is not workload:
             # workers load the trace again if the number has changed
             self._workload, self._number = workload, self._number + 1
@@ -433,13 +422,8 @@ WAIT_S, POLL_S = 60.0, 0.2  # times in seconds: to wait for processors of other 
 class Processors:
     """Pins this process and its children to processors that no other worker of this user uses.
 
-    Each processor has a locked file, which the system unlocks when this process ends.
-
     count : number of processors; 0 to pin none
     wait_s : time in seconds to wait for processors that other workers use
-    numbers : numbers of the processors, ascending
-
-    Raises `UserError` if too few processors are free.
     """
 
     def __init__(self, count: int, wait_s: float = WAIT_S) -> None:
@@ -489,7 +473,6 @@ class Processors:
 class RayWorker:
     """A worker process with one accelerator, or with processors that no other worker uses.
 
-    processors : number of processors to pin to; 0 for no pinning
     threads : the user's value of `OMP_NUM_THREADS`
     slots : number of workers on this machine, which share its memory
     """
@@ -539,7 +522,6 @@ class RayWorker:
 
         number : number of the workload in the user's command; its trace is loaded once
         bundle : list with a reference to the request and its files
-        jobs : number of processes that compile; None for one per processor
         """
 
         def compiled() -> list[Any]:
@@ -610,7 +592,6 @@ class RayWorker:
 
 
 def _message(rows: Callable[[], list[Any]]) -> bytes:
-    """Return rows, or the reason why there are none, as JSON, which can be read without executing code."""
     try:
         message: dict[str, Any] = {"rows": rows()}
     except UserError as error:

@@ -1,8 +1,4 @@
-"""Distribution of cases over the devices of this machine.
-
-Rows that need a compiler are compiled first, several at a time. Compiled programs are kept on disk, so that the process
-that times a row does not compile it again, and a compiler that hangs or crashes affects only its row.
-"""
+"""Distribution of cases over the devices of this machine."""
 
 from __future__ import annotations
 
@@ -44,11 +40,7 @@ def rows_ahead(workload: Workload, done: Collection[int] = ()) -> list[Row]:
 
 
 def in_parts(rows: Collection[Row], workload: Workload, jobs: int) -> list[tuple[list[Row], int]]:
-    """Split rows into parts that are compiled one after the other; return each part with its number of processes.
-
-    All processes share the memory and the time of one accelerator, and a compiler that autotunes measures times, so
-    rows that autotune on an accelerator are compiled by a single process.
-    """
+    """Split rows into parts that are compiled one after the other; return each part with its number of processes."""
     if torch.device(workload.device).type == "cpu":
         return [(list(rows), jobs)]
     free_bytes = workload.request.limits.memory_limit or free_by_driver(workload.device)
@@ -70,14 +62,7 @@ def make_ahead(
     may_fork: bool = False,
     advance: Callable[[], None] = lambda: None,
 ) -> dict[int, dict[int, Result]]:
-    """Compile the functions that the given rows will time. Return these rows by case number and row number; they
-    contain the time of the first call, or the reason why compilation failed.
-
-    A row whose compilation ran out of memory is left out and compiled again when it is timed, because other processes
-    may have used the memory.
-
-    advance : function called after each row
-    """
+    """Compile the functions that the given rows will time; return these rows by case number and row number."""
     rows_by_case: dict[int, dict[int, Result]] = {}
     remaining_rows = deque(rows)
     with ExitStack() as stack:
@@ -108,10 +93,7 @@ def make_ahead(
 
 
 class DealtWindows:
-    """Distribution of windows (groups of cases that are measured in the same rounds) to devices.
-
-    Each device gets windows in turn; a device without windows takes the last one of another device.
-    """
+    """Distribution of windows (groups of cases that are measured in the same rounds) to devices."""
 
     def __init__(self, workload: Workload, done: Collection[int]) -> None:
         devices = workload.devices
@@ -133,11 +115,10 @@ class DealtWindows:
 def run_cases(
     workload: Workload, done: Collection[int] = (), may_fork: bool = False, cached_rows: CachedRows | None = None
 ) -> Iterator[list[Result]]:
-    """Return an iterator that yields the rows of each case when it is done; each device has one worker process.
+    """Return an iterator that yields the rows of each case when it is done.
 
     done : numbers of cases to leave out
-    cached_rows : rows of the variants that were compiled before, by case number and row number; they contain the time
-        of the first call, or the reason why compilation failed
+    cached_rows : rows of the variants that were compiled before, by case number and row number
     """
     without: list[int] = []
     dealt = DealtWindows(workload, done)

@@ -1,8 +1,4 @@
-"""A worker process that measures cases, and both ends of its connection.
-
-A case that crashes or hangs ends the worker process; a new process then runs the other cases. `python -m
-opgrip.replay.workers.worker` is a worker process that was not forked. Messages are lines of JSON.
-"""
+"""A worker process that measures cases, and both ends of its connection."""
 
 from __future__ import annotations
 
@@ -43,7 +39,7 @@ Lane = Iterator[list[Result] | None]  # rows of one worker, case by case; None w
 class Worker:
     """The parent's end of the connection to a worker process for one device; a request starts the process if none runs.
 
-    may_fork : True if this process has not used torch yet; otherwise a fork would wait forever for threads of OpenMP
+    may_fork : True if this process has not used torch yet
     """
 
     def __init__(self, workload: Workload, may_fork: bool) -> None:
@@ -93,12 +89,8 @@ class Worker:
     def measure(self, cases: Sequence[Case], without: list[int], cached_rows: CachedRows) -> Lane:
         """Yield the rows of cases that are measured in the same rounds, or None while no rows are ready.
 
-        If a case ends the process, the row that was running contains the reason, and a new process runs the rest.
-
-        without : numbers of cases that must not run as preceding calls of timed cases; a case that ends the process
-            while it runs as a preceding call is added
-        cached_rows : rows of the variants that were compiled before, by case number and row number; they contain the
-            time of the first call, or the reason why compilation failed
+        without : numbers of cases that must not run as preceding calls of timed cases
+        cached_rows : rows of the variants that were compiled before, by case number and row number
         """
         workload = self._workload
         remaining = {case.number: case for case in cases}
@@ -170,8 +162,6 @@ def start_child(
     """Start a process for a workload: a fork of this process that calls `run` if that is safe, else one that runs
     `module`.
 
-    A GPU cannot be used in a fork of a process that has used it, and forks hang if code of cases has started threads.
-
     may_fork : True if this process has not used torch yet
     others : values for the module in addition to the request
     """
@@ -185,10 +175,7 @@ def start_child(
 
 
 def serve(workload: Workload, source: int, output: int, heartbeat: Heartbeat) -> None:
-    """Run the requested cases until the input ends, in the worker process.
-
-    source, output : file descriptors from which requests are read, and to which messages are written
-    """
+    """Run the requested cases until the input ends, in the worker process."""
     heartbeat.rest()
     # the last line of a dying process must be the reason
     warnings.simplefilter("ignore")

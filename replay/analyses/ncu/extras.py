@@ -1,9 +1,4 @@
-"""A script that prints the kernels in a report of Nsight Compute, read with the Python module `ncu_report`.
-
-The module loads a library that may crash, so the script runs in a separate process and does not import opgrip.
-
-Source: https://docs.nvidia.com/nsight-compute/PythonReportInterface/index.html
-"""
+"""A script that prints the kernels in a report of Nsight Compute, read with the Python module `ncu_report`."""
 
 from __future__ import annotations
 
@@ -14,10 +9,7 @@ from typing import Any
 
 
 def main(folder: str, report: str, *metric_names: str) -> int:
-    """Print the kernels of a report as JSON Lines, each with its name, NVTX ranges and metrics.
-
-    folder : folder of the module `ncu_report`
-    """
+    """Print the kernels of a report as JSON Lines, each with its name, NVTX ranges and metrics."""
     sys.path.insert(0, folder)
     context = importlib.import_module("ncu_report").load_report(report)
     for number in range(context.num_ranges()):

@@ -1,7 +1,4 @@
-"""Runs batches of cases under ncu, reads its reports, and adds the measured metrics to the rows.
-
-Metrics: https://docs.nvidia.com/nsight-compute/ProfilingGuide/index.html, "Metrics Reference".
-"""
+"""Runs batches of cases under ncu, reads its reports, and adds the measured metrics to the rows."""
 
 from __future__ import annotations
 
@@ -105,10 +102,6 @@ class NcuKernel:
 
 
 def read_report(binary: str, report: Path, requested_metrics: Sequence[str]) -> list[NcuKernel]:
-    """Return the kernels of a report with their metrics; raise `UserError` if ncu cannot read the report.
-
-    binary : path of ncu
-    """
     folder = module_folder(binary)
     if folder is not None:
         script_command = [sys.executable, str(SCRIPT), str(folder), str(report), *requested_metrics]
@@ -122,14 +115,14 @@ def read_report(binary: str, report: Path, requested_metrics: Sequence[str]) -> 
 
 
 def module_folder(binary: str) -> Path | None:
-    """Return the folder of the Python module `ncu_report` that was installed with ncu (`binary`), or None."""
+    """Return the folder of the Python module `ncu_report` that was installed with ncu (`binary`)."""
     beside = Path(binary).resolve().parent
     module_paths = (path for pattern in MODULES for path in sorted(beside.glob(f"{pattern}/ncu_report.py"))[::-1])
     return next((path.parent.resolve() for path in module_paths), None)
 
 
 def kernels_of_csv(text: str, requested_metrics: Sequence[str]) -> Iterator[NcuKernel]:
-    """Yield the kernels in the CSV text that `ncu --page=raw` printed; raise `UserError` for other text."""
+    """Yield the kernels in the CSV text that `ncu --page=raw` printed."""
     lines = text.splitlines(keepends=True)
     # ncu prints messages before the table
     start = next((index for index, line in enumerate(lines) if line.lstrip("\ufeff").startswith(f'"{FIRST}"')), None)
@@ -243,7 +236,6 @@ def _per_run(kernels: Sequence[NcuKernel], runs: int, name: str) -> float | None
 class Batch:
     """The metrics that one ncu process measured for its batch of cases.
 
-    added : the columns of ncu for each row, by the row's key
     outside : number of kernels in ncu's report that were not launched by a run of any row
     """
 
@@ -257,8 +249,6 @@ def batches_path(output: Path) -> Path:
 
 
 def open_batches(path: Path | None, run_options: Mapping[str, Any], resume: bool) -> Journal[Batch]:
-    """Open the file of finished batches; with `resume`, raise `UserError` if they are of a run with other options."""
-
     def encode(batch: Batch) -> dict[str, Any]:
         rows = [[*key, asdict(added)] for key, added in batch.added.items()]
         return {"batch": batch.number, "rows": rows, "outside": batch.outside}
@@ -296,10 +286,8 @@ class Ncu:
     """How to run ncu, and what it measures.
 
     report : start of the reports' paths, to which `.batchN.ncu-rep` is added
-    warmup, iterations : number of warm-up runs and of profiled runs of each row
     batch_size : number of cases per ncu process
     command : command line that contains `{command}` and starts ncu on another machine; None to run ncu on this one
-    device : device to profile on; None for the device of the replay
     """
 
     binary: str
@@ -318,7 +306,7 @@ class _Died(Exception):
 
 
 class _NoMetric(Exception):
-    """Raised if the GPU lacks a requested metric, so that ncu ran nothing; the message is the metric's name."""
+    pass
 
 
 def profile_rows(
@@ -330,14 +318,7 @@ def profile_rows(
     resume: bool,
     say: Callable[[str], None],
 ) -> tuple[list[Result], bool]:
-    """Run the cases once more under ncu; return the rows with ncu's columns, and True if all batches succeeded.
-
-    timeout_s : time limit of a case without ncu, in seconds
-    journal_path : file in which finished batches are kept; None to keep none
-    resume : True to use the finished batches in that file
-
-    Raises `UserError` if ncu fails for a reason that would affect every batch.
-    """
+    """Run the cases once more under ncu; return the rows with ncu's columns, and True if all batches succeeded."""
     cases = list(dict.fromkeys(row.case for row in results if row.status in RAN))
     parts = [cases[start : start + ncu.batch_size] for start in range(0, len(cases), ncu.batch_size)]
     ncu_options = json_of(ncu)

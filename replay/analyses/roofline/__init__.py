@@ -38,9 +38,7 @@ class LimitColumns(Columns):
 class Limit:
     """The least time that a machine needs for a call.
 
-    us : the largest of the times for moving its bytes, for its arithmetic, and for one launch
-    bound : the largest of these times: `bandwidth`, `arithmetic` or `launch`; or `interpreter` if launching all
-        operators of the call one by one takes longer than `us`
+    bound : what sets this time: `bandwidth`, `arithmetic`, `launch` or `interpreter`
     level : name of the memory level from which its bytes are read
     """
 
@@ -62,11 +60,8 @@ def limit_of(
 ) -> Limit:
     """Return the least time that a machine needs for a call.
 
-    flops : number of floating-point operations; None if unknown
     size : number of bytes to move
-    dtype : name of the dtype of its arithmetic, such as `bfloat16`
     cold : True if the caches are empty before the call
-    launches : True if the measured time includes a launch
     by_interpreter : True if operators are launched one by one and not fused
     """
     level = ceilings.level(size, threads, cold)
@@ -90,10 +85,7 @@ def with_limits(
     dtype_of: Callable[[Result], str | None] = lambda row: row.math_dtype,
     launches: bool = True,
 ) -> list[Result]:
-    """Return the rows, with `LimitColumns` if they have a time and a known number of bytes.
-
-    launches : False to leave the time of launches out, because another implementation may need fewer launches
-    """
+    """Return the rows, with `LimitColumns` if their limit is known."""
     return [_with_limit(row, ceilings, threads_of(row), dtype_of(row), launches) for row in rows]
 
 
@@ -106,9 +98,6 @@ def dtype_of(workload: Workload) -> Callable[[Result], str | None]:
 
 
 def threads_of(workload: Workload) -> Callable[[Result], int]:
-    """Return a function that returns the number of threads of a row: the requested number, else the recorded one, else
-    torch's default. The default also replaces a number that exceeds the number of the machine's processors.
-    """
     import torch
 
     threads_of_case = {case.number: case.context.get("threads") for case in workload.cases}
@@ -149,10 +138,7 @@ def _with_limit(row: Result, ceilings: Peaks, threads: int, dtype: str | None, l
 class Nearness:
     """The total time of one operator's calls, compared with the least time that the machine needs for them.
 
-    operator : name, with words that distinguish its rows, such as the mode
     share : share of these calls in the time of all calls that have a limit
-    us, limit_us : total time of the calls, and the least time for them, in us
-    bound : what limits most of this time: `bandwidth`, `arithmetic`, `launch` or `interpreter`
     gain : share of the time of all calls that would be saved if each call took its least time
     """
 
@@ -170,7 +156,7 @@ class Nearness:
 
 
 def nearness(rows: Sequence[Result]) -> list[Nearness]:
-    """Return how near each operator's time comes to the least time that the machine needs, longest time first."""
+    """Return how near each operator's time comes to the least time that the machine needs."""
     limited = [row for row in rows if LimitColumns.of(row).limit_us is not None and row.median_us]
     total = sum(time_of(row) for row in limited)
     by_operator: dict[str, list[Result]] = {}
@@ -216,7 +202,7 @@ def _nearness(name: str, rows: Sequence[Result], total: float) -> Nearness:
 
 
 def time_of(row: Result) -> float:
-    """Return the total time in us of all calls that a row represents: number of calls times median."""
+    """Return the total time in us of all calls that a row represents."""
     return row.count * (row.median_us or 0.0)
 
 

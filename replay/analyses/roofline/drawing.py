@@ -58,7 +58,7 @@ def add_key(figure: Figure, rows: Sequence[Result], total: float) -> dict[str, i
 
 
 def short(value: float, unit: str) -> str:
-    """Return a number with three digits, an SI prefix and its unit, such as `1.23 GB/s`."""
+    """Return a number and its unit, such as `1.23 GB/s`."""
     size, prefix = next((pair for pair in PREFIXES if value >= pair[0]), (1.0, ""))
     return f"{value / size:.3g} {prefix}{unit}"
 
@@ -116,15 +116,7 @@ LEAST_US, MOST_US = 1.0, 100.0  # minimum range of the axis of times, in us
 
 
 def draw(rows: Sequence[Result], ceilings: Peaks, threads: int, title: str) -> Figure:
-    """Return a figure of the roofline, in the style that `write_figure` sets.
-
-    The left plot shows operations per second over operations per byte. The right plot shows time over bytes, for calls
-    without arithmetic or with an unknown number of operations. The area of a dot is the case's share of time; numbers
-    refer to the list of operators below the plots.
-
-    rows : result rows; those without a limit are left out
-    threads : number of threads for which the peak rates are drawn
-    """
+    """Return a figure with the roofline of rows with arithmetic, and the times of the other rows over their bytes."""
     shown = [row for row in rows if LimitColumns.of(row).bound is not None and row.median_us]
     computing = [row for row in shown if row.flops and row.bytes_moved]
     others = [row for row in shown if not (row.flops and row.bytes_moved)]

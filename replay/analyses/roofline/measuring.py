@@ -70,11 +70,7 @@ NOT_THERE = (RuntimeError, AttributeError, TypeError, AssertionError)
 
 
 def measure(device: str, on_progress: ProgressCallback = ignore_progress) -> Peaks:
-    """Measure the peak rates and bandwidths of a device, which takes about 20 seconds.
-
-    On the CPU, they are measured for one thread and for one thread per processor. Raises `UserError` if the device
-    lacks a required feature, or if a rate is implausible.
-    """
+    """Measure the peak rates and bandwidths of a device, which takes about 20 seconds."""
     try:
         ceilings = _measure(device, on_progress)
     except NOT_THERE as error:
@@ -142,11 +138,6 @@ def _matrix_rate(product: MatrixProduct, device: str) -> float | None:
 
 
 def random_matrices(size: int, dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor]:
-    """Return two random matrices of `size` rows and columns.
-
-    The numbers are random because a GPU that multiplies ones needs less power and keeps a higher clock, and small
-    because small numbers do not overflow in any dtype.
-    """
     numbers = torch.randn(2, size, size, generator=torch.Generator().manual_seed(0)).clamp_(-4, 4)
     if dtype is torch.int8:
         numbers *= 31

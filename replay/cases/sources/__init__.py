@@ -1,7 +1,4 @@
-"""Sources of cases, each of which reads one kind of target, such as traces or samples.
-
-A source is a module of this package, or an entry point `opgrip.sources` of another package.
-"""
+"""Sources of cases, each of which reads one kind of target, such as traces or samples."""
 
 from __future__ import annotations
 
@@ -23,11 +20,9 @@ NO_TRACE = Trace({}, [], [], {}, pd.DataFrame())
 class CaseSet:
     """The cases of one target, such as a trace or a folder of samples.
 
-    trace : the trace of the cases; an empty trace if they come from another source
     are_calls : True if each case represents single calls of a trace, for which preceding calls are known
     all_cases : all cases of the trace, if the selection includes all of them; else None
-    has_run_code : True if functions of users or samples ran while the cases were created; forks of this process may
-        hang after that
+    has_run_code : True if functions of users or samples ran while the cases were created
     is_cut : True if the source has already applied `--start`, `--stop` and `--sample`
     """
 
@@ -54,11 +49,10 @@ class Source(Protocol):
 
     def takes(self, target: str) -> bool: ...
 
-    def open(self, target: str, selection: Selection, extensions: Collection[str]) -> CaseSet:
-        """Return the cases of a target; raise `UserError` if the target cannot be read or nothing is selected."""
+    def open(self, target: str, selection: Selection, extensions: Collection[str]) -> CaseSet: ...
 
     def fingerprint(self, target: str) -> str:
-        """Return a hash of the target's content; if it changes, the target's cases may have changed."""
+        """Return a hash of the target's content."""
 
 
 sources: Registry[Source] = Registry("opgrip.replay.cases.sources", "opgrip.sources")

@@ -72,9 +72,6 @@ def target_of(operators: Sequence[str], inputs: Sequence[str], extensions: Seque
 
     operators : operator names, with or without overload, which may contain wildcards
     inputs : JSON texts, each an object of arguments by name, or a list of such objects
-    extensions : modules of the user that may register the operators
-
-    Raises UserError for invalid texts, wildcards that match nothing, and extensions that cannot be imported.
     """
     configurations: list[Any] = []
     for text in inputs:

@@ -65,10 +65,7 @@ def read_folders(targets: Sequence[Path]) -> list[SampleFolder]:
 
 
 def gripped_samples(folders: Sequence[Path], patterns: Sequence[str] = (), tags: Sequence[str] = ()) -> Iterator[Case]:
-    """Yield a case for each distinct recorded call of the samples that match one of the patterns and have all tags.
-
-    Calls of different samples may get the same case number.
-    """
+    """Yield a case for each distinct recorded call of the selected samples."""
     requested_tags = {tag.lower() for tag in tags}
     for sample in map(read_sample, folders):
         if matches(sample.name, patterns) and requested_tags <= {tag.lower() for tag in sample.tags}:
@@ -78,7 +75,7 @@ def gripped_samples(folders: Sequence[Path], patterns: Sequence[str] = (), tags:
 
 
 def gripped_calls(trace: Trace, selection: Selection, folders: Sequence[Path]) -> list[Case]:
-    """Return a case for each distinct gripped call of a trace whose function has a sample in one of the folders."""
+    """Return cases of the gripped calls of a trace whose functions have a sample in one of the folders."""
     samples = {sample.origin: sample for sample in read_folders(folders)}
     names = _function_calls(trace)["op"]
     if names.empty:
@@ -224,13 +221,7 @@ def names_samples(target: str) -> bool:
 
 
 def sample_cases(target: str, patterns: Sequence[str] = (), tags: Sequence[str] = ()) -> list[Case]:
-    """Return a case for each configuration of shipped samples, and each distinct recorded call of gripped samples.
-
-    target : `samples` for all shipped samples and those in a local folder of that name; `sample:nms` for a shipped
-        sample; `samples/nms` for the local folder if it exists, else the shipped sample; or the path of a folder
-
-    Warns if a local folder hides or is added to the shipped samples; raises UserError if nothing is selected.
-    """
+    """Return cases of the configurations of shipped samples, and of the recorded calls of gripped samples."""
     folders, name = _folders(target), _shipped_name(target)
     if folders and PurePath(target).parts[:1] == (SHIPPED,):
         warnings.warn(_note(target, len(folders)), stacklevel=2)
@@ -307,7 +298,7 @@ SHIPPED = "samples"  # target that means all shipped samples
 
 @dataclass(frozen=True, slots=True)
 class ConfigurationTensor:
-    """Input values from one tensor of a sample's configuration; only the last configuration is kept in memory."""
+    """Input values from one tensor of a sample's configuration."""
 
     name: str
     configuration: str

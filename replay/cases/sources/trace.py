@@ -64,7 +64,7 @@ CONFIGURATIONS = "param"  # name of the format of PARAM's files of operator conf
 
 
 class ConfigurationSource:
-    """Reads PARAM's operator configurations; cases keep the order of the file, so that `--start` can select a part."""
+    """Reads PARAM's operator configurations."""
 
     lacks: Sequence[str] = ("samples",)
     hint = "replay samples with: opreplay samples --tag ..."

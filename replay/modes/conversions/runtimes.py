@@ -44,10 +44,7 @@ RANDOM = "get_and_rotate_prng_key"
 
 
 def start(task: Task) -> Any:
-    """Start jax with a task's device, threads, precision and cache folder, and return the jax device.
-
-    Raises `Unsupported` if XLA already runs with another number of threads or cannot start on that device.
-    """
+    """Start jax with a task's device, threads, precision and cache folder, and return the jax device."""
     place = torch.device(task.device)
     _set_platform(place)
     _set_threads(task.threads)
@@ -69,7 +66,6 @@ def platform_of(place: torch.device) -> str:
 
 
 def _set_platform(place: torch.device) -> None:
-    """Let jax use only this platform and the CPU, without preallocating three quarters of the memory of every GPU."""
     platform = platform_of(place)
     platforms = platform if platform == "cpu" else f"{platform},cpu"
     os.environ.setdefault(PREALLOCATE, "false")
@@ -122,12 +118,7 @@ def runtime_program(
     prepare: Callable[[], object] = lambda: None,
     note: str = "",
 ) -> Program:
-    """Return a program that converts tensors before its runs, except those that must be copied in each run.
-
-    prepare : function to call before tensors are converted
-
-    The program has run once.
-    """
+    """Return a program that converts tensors before its runs, except those that must be copied in each run."""
     in_runs, copies = copied_in_runs(task)
 
     def enter(arguments: Arguments) -> Arguments:
@@ -187,10 +178,7 @@ def _keep_in(folder: Path | None) -> None:
 
 
 class TensorCall(nn.Module):
-    """A call as a torch module: its inputs are the call's tensors, and all other arguments are constants.
-
-    If the call writes into arguments, all of its tensor arguments are returned after its results.
-    """
+    """A call as a torch module: its inputs are the call's tensors, and all other arguments are constants."""
 
     def __init__(self, task: Task, in_place: bool = False) -> None:
         super().__init__()
@@ -223,8 +211,6 @@ def exported(task: Task, in_place: bool = False) -> tuple[torch.export.ExportedP
     """Return the program that torch.export makes from a call, and the module that was exported.
 
     in_place : False to write into copies of the arguments
-
-    Raises `Unsupported` if the call takes or returns no tensor, or writes into arguments and some of them share memory.
     """
     call = TensorCall(task, in_place)
     tensors = tensors_in([task.args, task.kwargs])

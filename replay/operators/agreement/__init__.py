@@ -1,8 +1,4 @@
-"""Checks that keep replayed calls from accessing memory outside their tensors, because traces may be untrusted.
-
-The operators in the tables of `indices` and `sizes` were found by calling all operators of the torch versions in
-`REVIEWED` with invalid indices and sizes. Operators and kernels of a new version of torch require another review.
-"""
+"""Checks that keep replayed calls from accessing memory outside their tensors, because traces may be untrusted."""
 
 from __future__ import annotations
 
@@ -54,7 +50,6 @@ class _CheckedCalls(TorchDispatchMode):
 
 
 def checking_parts(function: Any) -> AbstractContextManager[Any]:
-    """Return a context manager that, for a composite operator, checks sizes and indices of the calls in its block."""
     return _CheckedCalls() if is_composite(function) else nullcontext()
 
 
@@ -69,10 +64,7 @@ def check_parts(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any])
 
 
 def check_graph(module: fx.GraphModule, args: tuple[Any, ...]) -> None:
-    """Run a subgraph once if it calls operators that need checks; raise `Unsupported` for invalid sizes or indices.
-
-    Sizes inside the subgraph may differ from the recorded ones, so checking the recorded arguments is not enough.
-    """
+    """Run a subgraph once if it calls operators that need checks; raise `Unsupported` for invalid sizes or indices."""
     # a call whose indices are clamped keeps its operator in `bounds`
     called = (getattr(node.target, "bounds", node.target) for node in module.graph.nodes if node.op == "call_function")
     names = ((getattr(getattr(function, "_schema", None), "name", None), function) for function in called)

@@ -73,7 +73,6 @@ def _class_or_ignored(target: Tensor, call: Call) -> Tensor:
 
 
 def _pairs(pivots: Tensor, call: Call) -> Tensor:
-    """Return an LDL factorization's pivots as valid row numbers from 1; negative ones mark blocks of two rows."""
     size = int(call["LD"].shape[-1])
     rows = []
     for row in pivots.reshape(-1, size).tolist():
@@ -162,10 +161,7 @@ def _valid_indices(rules: _Rules, args: tuple[Any, ...], kwargs: Mapping[str, An
 
 
 def bound_indices(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Clamp, in place, the indices of a call that the operator does not check itself.
-
-    Raises `Unsupported` if they cannot be clamped, for example if the indexed dimension is empty.
-    """
+    """Clamp, in place, the indices of a call that the operator does not check itself."""
     rules = _rules_of(function)
     for _, index, valid in [] if rules is None else _valid_indices(rules, args, kwargs):
         if not torch.equal(index, valid):
@@ -173,10 +169,7 @@ def bound_indices(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any
 
 
 def bounded_arguments(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
-    """Return a call's arguments with clamped copies of the index tensors that the operator does not check itself.
-
-    Raises `Unsupported` if they cannot be clamped, for example if the indexed dimension is empty.
-    """
+    """Return a call's arguments with clamped copies of the index tensors that the operator does not check itself."""
     rules = _rules_of(function)
     if rules is None:
         return args, kwargs
@@ -198,10 +191,7 @@ def check_indices(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any
 
 
 def bounding(function: Function) -> Function:
-    """Return a function that clamps its indices at each call, or `function` itself if it checks them.
-
-    Subgraphs need this, because other calls in them compute the indices.
-    """
+    """Return a function that clamps its indices at each call, or `function` itself if it checks them."""
     rules = _rules_of(function)
     if rules is None:
         return function

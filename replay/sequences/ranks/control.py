@@ -34,8 +34,6 @@ class Control:
     """Process group of all ranks of a replay, with a thread in each rank that sends heartbeats.
 
     timeout_s : time without a heartbeat of some rank after which all ranks end
-
-    Raises UserError if the ranks cannot reach each other.
     """
 
     def __init__(self, launch: RankLaunch, timeout_s: float) -> None:
@@ -88,7 +86,7 @@ class Control:
         return [json.loads(bytes(part.numpy())) for part in self.share_tensors(text)]
 
     def share_tensors(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """Send a one-dimensional tensor to all ranks, and return the tensor of each rank. Lengths may differ."""
+        """Send a one-dimensional tensor to all ranks, and return the tensor of each rank."""
         length = torch.tensor([len(tensor)])
         lengths = [torch.empty_like(length) for _ in range(self.launch.world_size)]
         self._waiting_for_others(lambda: distributed.all_gather(lengths, length))
@@ -100,12 +98,7 @@ class Control:
         return [part[:count] for part, count in zip(parts, counts, strict=True)]
 
     def together(self, do: Callable[[], T]) -> T:
-        """Run a function in all ranks, wait without a time limit until all have finished, and return the result of this
-        rank.
-
-        If the function raises `UserError` in any rank, rank 0 raises the error of the first such rank, and the other
-        ranks exit.
-        """
+        """Run a function in all ranks, wait until all have finished, and return the result of this rank."""
         problem, result = None, None
         try:
             result = do()
@@ -121,10 +114,7 @@ class Control:
         return result  # type: ignore[return-value]
 
     def refuse(self, reason: str) -> NoReturn:
-        """End all ranks because this one cannot continue.
-
-        This rank raises `UserError` if no other rank has reported the end yet; otherwise it exits.
-        """
+        """End all ranks because this one cannot continue."""
         self._is_ending = True
         if not self._life.is_first_to_tell():
             raise SystemExit(USAGE_ERROR)
@@ -134,7 +124,7 @@ class Control:
         )
 
     def lost(self, error: Exception) -> NoReturn:
-        """End this rank because another rank ended; raise `UserError` if no other rank has reported the end yet."""
+        """End this rank because another rank ended."""
         self._is_ending = True
         silent = self._life.silent_ranks(SILENT_S)
         if not self._life.is_first_to_tell():

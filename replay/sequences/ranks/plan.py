@@ -23,9 +23,7 @@ HINT = "merge the traces of all ranks: opgrip trace merge step.rank*.jsonl -o st
 
 
 def recorded_ranks(trace: Trace) -> dict[int, int | None]:
-    """Return the process number of each rank in a merged trace, or None for each rank of another trace; raise
-    `UserError` if no rank is known.
-    """
+    """Return the process number of each rank in a merged trace, or None for each rank of another trace."""
     headers = trace.header.get("processes")
     ranks: dict[int, int | None] = {}
     for process, header in enumerate(headers if isinstance(headers, list) else []):
@@ -42,7 +40,7 @@ def recorded_ranks(trace: Trace) -> dict[int, int | None]:
 
 
 def own_file(paths: Sequence[Path], rank: int, unbounded: bool = False) -> Path:
-    """Return the path of the trace that one rank recorded; raise `UserError` if none of the traces is of this rank."""
+    """Return the path of the trace that one rank recorded."""
     for path in paths:
         if read_header(path, unbounded).fields.get("rank") == rank:
             return path
@@ -50,10 +48,7 @@ def own_file(paths: Sequence[Path], rank: int, unbounded: bool = False) -> Path:
 
 
 def part_of(trace: Trace, rank: int, world_size: int) -> Trace:
-    """Return a trace with only the calls of one of the `world_size` ranks that were started.
-
-    Raises UserError if the trace lacks one of these ranks.
-    """
+    """Return a trace with only the calls of one of the `world_size` ranks that were started."""
     ranks = recorded_ranks(trace)
     if world_size > len(ranks):
         few = f"{len(ranks)} ranks are in the trace, and {world_size} were started"
@@ -103,12 +98,8 @@ def wait_points(
 ) -> dict[int, list[int]]:
     """Return, by index of a call, the indices of the collectives that must have ended before the call.
 
-    A trace does not record where a program waited for an asynchronous collective, but it must have waited before the
-    first call that uses the collective's memory.
-
     places : indices of the collectives
-    run_places : indices of the calls that run, None for all; the returned indices then count only these calls. If a
-        call that must wait does not run, the next call that runs waits instead
+    run_places : indices of the calls that run, None for all; the returned indices then count only these calls
     """
     new_places = {
         index: number for number, index in enumerate(range(len(flow.calls)) if run_places is None else run_places)
@@ -176,8 +167,7 @@ class Offer:
 
 
 def offer_of(collective: ReplayedCollective | str, reason: str = "") -> Offer:
-    """Return the description of a collective, also if it cannot run, so that it keeps its position in the group's
-    order.
+    """Return the description of a collective, also if it cannot run.
 
     collective : the collective, or the reason why it could not be read
     """
@@ -203,7 +193,7 @@ class Meeting:
     """One collective, which consists of a call in each of several ranks.
 
     members : ranks that take part
-    bytes : size from which bandwidths are computed, as `size_of` defines it
+    bytes : size from which bandwidths are computed
     places : for each rank, the index of its call among the rank's collectives
     """
 
@@ -235,9 +225,6 @@ Table: TypeAlias = tuple[Sequence[Offer], Sequence[int]]
 
 def make_plan(tables: Sequence[Table], scale: bool) -> RankPlan:
     """Decide which collectives run, from the descriptions of all ranks.
-
-    Calls of different ranks match if they have the same position in the order of their group. If ranks disagree about a
-    collective, it and all later ones of the group are left out, because they cannot be matched.
 
     tables : descriptions of the collectives of each rank that was started
     scale : True to run a collective even if some ranks of its group were not started

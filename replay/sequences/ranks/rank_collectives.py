@@ -55,15 +55,11 @@ UNKNOWN_GROUP = "the trace does not contain the ranks of its group"
 class ReplayedCollective:
     """The collective or message that calls of a signature perform.
 
-    kind : kind of collective, such as all-reduce
     reduction : torch's name of the reduction in upper case; empty if the kind has none
     peer : position of the root, or of the other side of a message, in the group; None if there is none
-    form : `flat` if one tensor contains the parts of all members, `lists` if each part is a tensor, empty if the
-        tensors are not divided
+    form : `flat` if one tensor contains the parts of all members, `lists` if each part is a tensor
     makes_result : True if it returns new tensors, as functional collectives do, instead of writing into arguments
     is_async : True if the program continued before the collective had ended
-    member_bytes : size of the part that a member sends or receives; for an all-to-all, of everything that this rank
-        sends
     splits : rows sent to each member and rows received from each, for an uneven all-to-all; else None
     """
 
@@ -84,10 +80,7 @@ def is_exchange(signature: Signature) -> bool:
 
 
 def read_collective(signature: Signature) -> ReplayedCollective:
-    """Return the collective or message that calls of a signature perform.
-
-    Raises Unsupported for an unknown operator or group, and for sizes that contradict each other.
-    """
+    """Return the collective or message that calls of a signature perform."""
     exchange, name = exchange_of(signature), name_of(signature)
     is_known = signature.op in (f"{namespace}.{name}.default" for namespace in NAMESPACES)
     if exchange is None or not is_known or (exchange.kind, exchange.form) not in _CHECKS:
@@ -280,9 +273,7 @@ class GroupMembers:
         return len(self.present) == self.size
 
     def rank_of(self, place: int | None) -> int:
-        """Return the rank in this replay of the member at a position in the recorded group, or the rank of the first
-        member if that member is absent.
-        """
+        """Return the rank in this replay of the member at a position in the recorded group."""
         return self.ranks[self.present.index(place)] if place in self.present else self.ranks[0]
 
 
@@ -292,7 +283,7 @@ _scatter_flat = getattr(distributed, "reduce_scatter_single", distributed.reduce
 
 
 def backend_for(device: str) -> str:
-    """Return torch's name of the collectives backends for a device and the CPU; raise `UserError` if torch has none."""
+    """Return torch's name of the collectives backends for a device and the CPU."""
     kind = torch.device(device).type
     if kind == "cpu":
         return GLOO
@@ -303,11 +294,7 @@ def backend_for(device: str) -> str:
 
 
 def why_not(collective: ReplayedCollective, on_gloo: bool) -> str:
-    """Return the reason why a group cannot run a collective; empty if no reason is known.
-
-    This is checked before the collective runs, because gloo fails only while it runs, with messages like those for a
-    rank that has ended.
-    """
+    """Return the reason why a group cannot run a collective; empty if no reason is known."""
     reduction = collective.reduction or SUM
     if _word_of(reduction, on_gloo) not in distributed.ReduceOp.RedOpType.__members__:
         return f"torch {torch.__version__} has no reduction {reduction[:40]}"
@@ -317,7 +304,7 @@ def why_not(collective: ReplayedCollective, on_gloo: bool) -> str:
 
 
 def make_starter(collective: ReplayedCollective, members: GroupMembers) -> Callable[..., Started]:
-    """Return a function that starts a collective on the tensors that it is called with; check `why_not` first."""
+    """Return a function that starts a collective on the tensors that it is called with."""
     start = _STARTS[collective.kind, collective.form]
     reduction = None
     if collective.reduction:
@@ -486,7 +473,6 @@ class RankExchange:
     """Starts the collectives of a pass over a step, waits for them, and records their times.
 
     waits : collectives that must have ended before a call, by index of the call
-    on_device : True for an accelerator: each collective is waited for at once, so that its time includes no other work
     lost : function called with the error if another rank has ended
     arrived_ns, done_ns, held_ns : start, end, and time for which this thread was blocked, by index of the collective
     """
@@ -520,9 +506,6 @@ class RankExchange:
         """Start a collective and return its results, which may not be ready yet.
 
         place : index of its call
-        is_async : True to return before it has ended, except on an accelerator
-
-        Raises Unsupported if the group's backend cannot run it.
         """
         self._synchronize()
         start = perf_counter_ns()

@@ -86,7 +86,7 @@ class StepOutcome:
     """Results of a step replay in all ranks.
 
     recorded : number of ranks in the trace
-    collectives : times of the collectives by kind, group and size; the one with the largest total time first
+    collectives : times of the collectives by kind, group and size
     """
 
     recorded: int
@@ -108,9 +108,8 @@ class StepOutcome:
 def replay_ranks(
     workload: Workload, options: RankOptions, control: Control, on_progress: ProgressCallback = ignore_progress
 ) -> StepOutcome | None:
-    """Replay this rank's part of a trace together with the other ranks; rank 0 returns the results of all, others None.
-
-    Raises UserError if more ranks run than the trace has, if a rank ends early, or if the mode is not eager.
+    """Replay this rank's part of a trace together with the other ranks; rank 0 returns the results of all, others
+    None.
     """
     settings = sequence_settings(workload)
     if settings.mode != EAGER:
@@ -150,10 +149,7 @@ ROUNDS = 20  # number of times to query another clock; the fastest answer counts
 
 
 def clock_offsets_ns(control: Control) -> list[int]:
-    """Return, for each rank, by how many ns its clock is ahead of rank 0's; all ranks must call this.
-
-    Ranks on the same machine share a clock. The error is at most half of the time that a message and its answer take.
-    """
+    """Return, for each rank, by how many ns its clock is ahead of rank 0's; all ranks must call this."""
     machines = control.share(machine())
     offsets = [0] * len(machines)
     first_of = {name: rank for rank, name in reversed(list(enumerate(machines)))}
@@ -173,9 +169,7 @@ def machine() -> str:
 
 
 def ask_clock(control: Control, rank: int) -> int:
-    """Return in rank 0 by how many ns another rank's clock is ahead, and 0 in other ranks; both ranks must call
-    this.
-    """
+    """Return in rank 0 by how many ns another rank's clock is ahead; both ranks must call this."""
     if control.launch.rank not in (0, rank):
         return 0
     message = torch.zeros(1, dtype=torch.int64)
@@ -204,13 +198,11 @@ Times: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
 class CollectiveTimes:
     """Times of the collectives of one kind, group and size over all timed passes.
 
-    group, ranks : name of the group, and ranks that take part
     bytes : size of the data, as nccl-tests defines it
     calls : number of calls in a pass
     median_us, p10_us, p90_us : time from the arrival of the last rank until all ranks have finished
-    algorithm_gb_per_s, bus_gb_per_s : bandwidths at the median time; None if no data is moved
     wait_us : median time that the first rank to arrive waited for the last one
-    last_rank, last_share : rank that most often arrived last, and share of the calls in which it did
+    last_rank : rank that most often arrived last
     """
 
     kind: str
@@ -234,7 +226,6 @@ class CollectiveTimes:
 class RankTotals:
     """Totals of one rank; times are the medians over the passes.
 
-    collectives : number of collectives in a pass
     held_ms : time that collectives blocked the rank's thread
     waited_ms : time from the rank's arrival at collectives to the arrival of the last rank
     """
@@ -277,7 +268,6 @@ class _Samples:
 class CollectiveStepTimes:
     """Times of the collectives of all ranks, summarized by kind of collective and by rank.
 
-    meetings : collectives that ran
     stamps : times of the collectives, by rank and pass
     signatures : for each rank, the signature number of each of its collectives
     offsets_ns : for each rank, by how many ns its clock is ahead of rank 0's
@@ -402,7 +392,6 @@ class Stamps:
     """Times of the collectives that a rank ran in one pass; each list has one entry per collective.
 
     places : index of the collective among the rank's collectives
-    arrived_ns, done_ns : time at which the rank arrived at the collective, and at which the collective ended
     held_ns : how long the collective blocked the rank's thread
     """
 
@@ -418,7 +407,6 @@ class RankStep:
 
     signatures : signature number of each collective, in the order of the rank's calls
     left_out : number of collectives that did not run, by reason
-    stamps : times of the collectives, for each pass whose times count
     """
 
     result: SequenceResult
@@ -435,12 +423,7 @@ def replay_step(
     control: Control,
     on_progress: ProgressCallback = ignore_progress,
 ) -> RankStep:
-    """Run the calls of this rank, which the trace `part` contains, together with the other ranks; return this rank's
-    results.
-
-    Raises UserError if a rank ends, or if a collective for which others wait cannot run; ranks that learn of it from
-    another one exit.
-    """
+    """Run this rank's calls, which the trace `part` contains, together with the other ranks."""
     # by signature number, each collective of the rank, or the reason why it cannot run
     exchanges = {signature.number: _read_one(signature) for signature in filter(is_exchange, part.signatures)}
     part = _with_tensors_alone(part, exchanges)
@@ -553,13 +536,9 @@ def _stamps(dry_run: RankDryRun, indices: Sequence[int]) -> Stamps:
 class RankDryRun(DryRun):
     """A dry run over the calls of one rank, and the plan for each call.
 
-    A collective runs once in every pass, even if its arguments cannot be prepared as planned, because other ranks wait
-    for it.
-
     exchanges : signature numbers of collectives and messages
     collectives, starters : collectives that run, and the functions that start them, by signature number
-    left_out : reason why a collective does not run, by index of the call; calls that a group's backend cannot run are
-        added
+    left_out : reason why a collective does not run, by index of the call
     waits : collectives that must have ended before a call, by index of the call
     """
 
@@ -588,10 +567,7 @@ class RankDryRun(DryRun):
         return self.control.most(*numbers)
 
     def begins_pass(self, more: bool, begin: Callable[[], None]) -> bool:
-        """Restore the state before the first call, and return True if rank 0 wants another pass (`more` in rank 0).
-
-        A pass begins when all ranks have called this.
-        """
+        """Restore the state before the first call, and return True if rank 0 wants another pass (`more` in rank 0)."""
         begin()
         return bool(self.control.most(int(more and self.is_first))[0])
 
@@ -600,9 +576,6 @@ class RankDryRun(DryRun):
         super().begin()
 
     def meets_others(self, call: FlowingCall, plan: CallPlan) -> bool:
-        """Wait for collectives that must have ended before a call; if it is a collective that runs, run it and return
-        True.
-        """
         self.exchange.before(self.place_of(call))
         if not self.runs_with_others(call):
             return False

@@ -1,7 +1,4 @@
-"""Executors, which run the cases of a replay in worker processes on this machine or on a cluster, and their options.
-
-An executor is a module of this package, or an entry point `opgrip.engines` of another package.
-"""
+"""Executors, which run the cases of a replay in worker processes on this machine or on a cluster, and their options."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ NEEDS_RAY = ("--engine ray",)
 
 
 class ExecutorLostError(UserError):
-    """Raised if no machine can run cases any more; a replay of several traces then keeps its rows and ends."""
+    """Raised if no machine can run cases any more."""
 
 
 class Executor(Protocol):
@@ -53,8 +50,8 @@ class Executor(Protocol):
         """Return facts about machines and devices for the header of results; call it after the cases have run."""
 
     def compile(self, workload: Workload, done: Collection[int], reporter: Reporter, may_fork: bool) -> CachedRows:
-        """Compile the functions of the rows whose mode needs a compiler. Return these rows by case number and row
-        number; they contain the time of the first call, or the reason why compilation failed.
+        """Compile the functions of the rows whose mode needs a compiler; return these rows by case number and row
+        number.
 
         done : numbers of finished cases, which are left out
         may_fork : True if this process has not used torch yet, so that it can be forked
@@ -157,8 +154,6 @@ class EngineOptions:
     def check(self, devices: Sequence[str] = (), pin: Sequence[int] = ()) -> None:
         """Raise `UserError` if an option does not apply to the chosen executor, or if bubblewrap cannot run for
         `--sandbox`.
-
-        devices, pin : values of `--device` and `--pin`
         """
         if self.engine != PROCESSES:
             if self.sandbox:
@@ -190,9 +185,6 @@ class LocalExecutor:
         check_equal(workload.devices)
 
     def machine_kind(self, workload: Workload) -> str:
-        """Return the kind of this machine's processor. Accelerators are left out, because asking for them would
-        initialize them.
-        """
         from opgrip.replay.results.origins import this_machine
 
         return this_machine("cpu").kind

@@ -32,7 +32,6 @@ QUIET = {
 
 
 def _check_reachable(address: str | None) -> None:
-    """Raise `UserError` if nothing listens at a cluster's address; Ray itself would retry for minutes."""
     match = re.fullmatch(r"(?:ray://)?\[?([^]/]+)\]?:([0-9]{1,5})", address or "")
     if match is None:
         return
@@ -48,12 +47,7 @@ def _check_reachable(address: str | None) -> None:
 @executors.register("ray")
 @contextmanager
 def start_ray(options: EngineOptions, processors: int | None = None) -> Iterator[RayExecutor]:
-    """Connect to a Ray cluster and yield an executor; without an address, start a cluster here for the `with` block.
-
-    processors : number of processors that a cluster on this machine offers; None for those available to this process
-
-    Raises `UserError` if ray is not installed, or the cluster cannot be reached.
-    """
+    """Connect to a Ray cluster and yield an executor; without an address, start a cluster here for the `with` block."""
     # loads torch, and this file is imported to show the help
     from opgrip.replay.workers.ray_pool import RayExecutor
 

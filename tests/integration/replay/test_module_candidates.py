@@ -219,7 +219,7 @@ def test_command_holds_a_class_to_a_gate_and_writes_the_judgement(trace: Path, t
             "--candidate module:? matches modules of 2 classes: 0 (Tanh), 2 (Linear)",
         ),
         ("module:1.0=kernels.py:Fuse", "module", "has no class or function Fuse: did you mean Fused?"),
-        ("module:1.0=kernels.py:Wide", "module", "Wide.linear.weight is float32[16,8], which fits none"),
+        ("module:1.0=kernels.py:Wide", "module", "Wide.linear.weight is float32[16,8], and none"),
         ("module:1.0=kernels.py:Paired", "module", "Paired.forward(x, mask) does not accept the inputs"),
         ("module:1.0=kernels.py:Fused --confirm", "module", "candidates for modules do not support --confirm"),
     ],
