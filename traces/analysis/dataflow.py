@@ -39,7 +39,6 @@ class MemoryNumbers:
         self._near[storage] = number
 
     def raise_to(self, storages: Integers, numbers: Integers) -> None:
-        """For each storage, keep the larger of its current integer and the one in `numbers`."""
         self._count += len(storages)
         far = (storages < 0) | (storages >= self._end)
         if self._far:
@@ -71,7 +70,6 @@ class DataflowStep:
     """A call, the storages that it uses, and the earlier calls that it depends on.
 
     number : index of the call in the trace's call table
-    device_ns : None for a call that ran only on the host
     after : numbers of the earlier calls that created or last wrote the memory of its arguments
     inputs, outputs, writes : numbers of the storages of its arguments, of its results, and of arguments that it writes
     """
@@ -108,10 +106,7 @@ class Storage:
 
 
 class Dataflow:
-    """The calls in `Trace.own_calls`, each with the earlier calls that it depends on.
-
-    has_memory : True if the trace records which storages its calls use
-    """
+    """The calls in `Trace.own_calls`, each with the earlier calls that it depends on."""
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
@@ -254,7 +249,6 @@ class GraphFacts:
     """Facts about the dataflow graph of a trace.
 
     critical_path : indices of the calls in the slowest chain in which each call depends on the previous one
-    critical_ns, critical_host_ns : sums over this chain
     peak_at, peak_op : index and operator of the call at which memory use is highest
     outside_bytes : memory that calls use, but no call in the trace created
     """

@@ -35,7 +35,6 @@ STEP, TRACE, CALL = "step", "trace", "call"
 class Cases:
     """All calls on one side of a comparison that have the same operator and arguments.
 
-    time_ns : total time; the number of calls in a trace without times
     times_us : for each signature, median time of a call and number of calls
     call_of_profile : text of the call without the arguments and properties that profiles lack
     """
@@ -60,11 +59,6 @@ class Cases:
 
 @dataclass(slots=True)
 class Side:
-    """Calls and times of all traces on one side of a comparison.
-
-    steps : number of steps in all traces; None if a trace does not record its steps
-    """
-
     cases: dict[str, Cases] = field(default_factory=dict)
     header: Mapping[str, Any] = field(default_factory=dict)
     traces: int = 0
@@ -247,7 +241,6 @@ def statistics_of(model: ValueModel, spec: TensorSpec) -> Statistics:
 
 
 def changed_statistics(before: Statistics, after: Statistics, tolerance: float) -> dict[str, tuple[float, float]]:
-    """Return the statistics that changed, with their values before and after."""
     changed = {}
     spread = max(before.get("std", 0.0), after.get("std", 0.0))
     scale = max(spread, 1e-6 * max(abs(before.get("mean", 0.0)), abs(after.get("mean", 0.0))))
@@ -276,7 +269,7 @@ class Tolerances:
     counts : difference in the number of calls, relative to the larger number
     shares : difference in the share of the total time, 0 to 1
     values : difference in statistics of values, relative to the spread of the values
-    least : smallest share of the time, 0 to 1, of a signature that is reported
+    least : share of the time, 0 to 1, below which a signature's number of calls is not compared
     """
 
     counts: float = 0.0

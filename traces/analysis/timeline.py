@@ -28,7 +28,6 @@ class TimelinePlace:
     """Module or function that makes calls.
 
     name : path of a module, or qualified name of a function
-    file : file of the function; empty for a module
     around : recorded stack frames of the function's callers, innermost first
     """
 

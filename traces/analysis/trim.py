@@ -63,8 +63,6 @@ class SignatureOutline:
 class Outline:
     """Calls of a trace in file order, and the facts about their records that a selection of calls needs.
 
-    effects : by signature, numbers of the value models in its `Effects` record
-    graphs : CUDA graphs, by the signature of their launches
     tensors : (calls,), number of tensors of each call
     storages : storage numbers of the tensors of all calls, call after call
     """
@@ -305,7 +303,6 @@ class Trimmed:
 
     producers : number of calls that were added because selected calls read their results, directly or indirectly
     cut_edges : how often a call takes memory that an omitted call created or wrote
-    losses : content of a trace that the source file lacks because another tool wrote it
     """
 
     calls: int
@@ -326,10 +323,6 @@ def trim(
     partial: bool = False,
     unbounded: bool = False,
 ) -> Trimmed:
-    """Write a part of a trace.
-
-    with_producers : add all calls that selected calls depend on, directly or indirectly, for their arguments
-    """
     outline = read_outline(TraceReader(path, unbounded), partial)
     flags = selected_calls(outline, part)
     flow = KeptFlow(outline)

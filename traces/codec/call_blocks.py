@@ -148,7 +148,6 @@ def json_keys_of_calls() -> set[str]:
 
 
 def parse_block(line: bytes) -> CallBlock | None:
-    """Return the block of calls in a line of a trace, or None for a line that must be parsed as ordinary JSON."""
     if not line.startswith(_PREFIX):
         return None
     try:

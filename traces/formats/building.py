@@ -116,10 +116,7 @@ MOST_SIZE = 1 << 62  # maximum of sizes, strides, offsets, and the number of ele
 def tensor_of(
     shape: Any, dtype: Any, stride: Any = None, device: Any = "cpu", offset: Any = 0, requires_grad: Any = False
 ) -> TensorSpec:
-    """Return the `TensorSpec` for values from a file. Raises `ValueError` if the values are not valid.
-
-    stride : None for a contiguous tensor
-    """
+    """Return the `TensorSpec` for values from a file. Raises `ValueError` if the values are not valid."""
     sizes = tuple(shape) if isinstance(shape, list | tuple) else None
     kind = DTYPES.get(dtype.removeprefix("torch.")) if isinstance(dtype, str) else dtype
     if sizes is None or not isinstance(kind, torch.dtype):
@@ -157,14 +154,11 @@ NOT_RECORDED = Opaque("not recorded")
 class RecordBuilder:
     """Builds the records of a trace from calls; it numbers signatures, scopes and value models.
 
-        builder = RecordBuilder("tritonbench", file.losses)
-        for op, args, kwargs in calls_of(file):
-            builder.add_call(op, args, kwargs)
-            yield from builder.ready()
-        yield from builder.end()
-
-    name : name of the file's format
-    facts : fields for the trace's header, such as versions
+    builder = RecordBuilder("tritonbench", file.losses)
+    for op, args, kwargs in calls_of(file):
+        builder.add_call(op, args, kwargs)
+        yield from builder.ready()
+    yield from builder.end()
     """
 
     def __init__(self, name: str, losses: Losses, facts: dict[str, Any] | None = None, is_timed: bool = False) -> None:

@@ -55,11 +55,7 @@ MOST_CHARACTERS = 4000
 
 
 def bind_inputs(name: str, inputs: EventInputs, device: str) -> Bound:
-    """Return the call that a profiler event describes.
-
-    name : operator without overload, such as `aten::add`
-    device : device of the call's tensors and of tensors that it creates
-    """
+    """Return the call that a profiler event describes."""
     schemas = schemas_of(name)
     if not schemas:
         bind(name, ())
@@ -333,7 +329,6 @@ def _with_copied_from(args: tuple[Any, ...], work: OperatorKernels) -> tuple[Any
 
 
 def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:
-    """Write the trace's calls as a timeline for viewers such as Perfetto."""
     file.writelines(line.encode() for line in timeline_lines(trace))
     for number, op in trace.calls["op"].items():
         losses.lose(int(number), str(op), "arguments except the shapes of tensors")  # type: ignore[call-overload]
@@ -449,7 +444,6 @@ class GraphLaunchCalls:
         """share of the device's time in launches that is spent in launches of the captured graphs"""
 
     def __iter__(self) -> Iterator[tuple[str, ProfiledCall]]:
-        """Yield (thread name, call) for each call of each launch of a graph."""
         for launch in self._launches:
             for index, (call, launches) in enumerate(launch.graph.calls):
                 work = OperatorKernels(Counter(), Counter())

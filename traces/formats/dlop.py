@@ -151,10 +151,6 @@ def innermost(kind: Any) -> Any:
 
 
 def value_of(cell: Any, parameter: Any, reading: Reading, first: tuple[int, ...] = ()) -> Any:
-    """Return the argument in a cell.
-
-    first : shape of the call's first tensor, from which missing sizes in a list of sizes are taken
-    """
     kind = innermost(parameter.type)
     name = kind.kind()
     if name == "TensorType":
@@ -264,7 +260,7 @@ SUFFIX = "_size"  # suffix that the names of columns with shapes may have
 class TableFunction:
     """A function of torch that a table of configurations calls.
 
-    tensors : names of tensor arguments, whose cells have shapes
+    tensors : names of tensor arguments
     plain : names of arguments that are numbers or booleans
     """
 

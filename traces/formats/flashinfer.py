@@ -58,12 +58,7 @@ class NoCall(ValueError):
 
 @dataclass(slots=True)
 class DataSet:
-    """A folder with definitions and workloads of kernels, and what was read from it so far.
-
-    definitions : definitions by name; None for one that does not exist
-    models : number of each stored tensor's value model, or None for an empty tensor, by file, key in the file, and
-        metadata
-    """
+    """A folder with definitions and workloads of kernels, and what was read from it so far."""
 
     file: ForeignFile
     root: Path | None
@@ -413,7 +408,6 @@ class NoForm(ValueError):
 class KernelDefinition:
     """A kernel definition, and the signatures that it represents.
 
-    reference : Python text that calls the operator
     members : signatures, each with the shapes of its inputs and outputs
     """
 

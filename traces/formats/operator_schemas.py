@@ -24,7 +24,6 @@ class Parameter:
 
     type : type without alias and length, such as `Tensor?`, `ScalarType`, `SymInt[]`
     declared_type : type as in the text, such as `Tensor(a!)`, `int[2]`
-    is_named : True if the parameter is keyword-only
     """
 
     name: str
@@ -37,7 +36,6 @@ class Parameter:
 class SchemaText:
     """A schema of an operator, parsed from its text.
 
-    name : name with its overload, such as `aten::add.Tensor`
     returns : text after the arrow
     are_aliases : for each result, True if it shares memory with an argument
     """
@@ -137,10 +135,7 @@ class NoOverload(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A call of an operator's overload, with arguments that fit the overload's schema.
-
-    op : name in a trace, such as `aten.add.Tensor`
-    """
+    """A call of an operator's overload, with arguments that fit the overload's schema."""
 
     op: str
     args: tuple[Any, ...]
@@ -266,7 +261,7 @@ def _bind(schema: Any, args: Sequence[Any], kwargs: dict[str, Any], is_named: bo
 
 
 def without_defaults(bound: Bound, schema: Any = None) -> Bound:
-    """Return a call without keyword-only and last positional arguments that equal their defaults."""
+    """Return a call without named and last positional arguments that equal their defaults."""
     schema = schema or schemas_of(bound.op)[0]
     parameters = {item.name: item for item in schema.arguments}
     kwargs = {name: value for name, value in bound.kwargs.items() if not _is_default(parameters[name], value)}

@@ -38,10 +38,7 @@ MOST_TIME_NS = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class EventInputs:
-    """Arguments of an operator call in a profiler event: lists with one item per parameter of the operator.
-
-    texts : text of arguments other than tensors; empty for tensors, None, and values that the profiler does not write
-    """
+    """Arguments of an operator call in a profiler event: lists with one item per parameter of the operator."""
 
     types: Sequence[Any]
     shapes: Sequence[Any]
@@ -55,10 +52,7 @@ class EventInputs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Slice:
-    """Contents of a profiler event without its times; events with the same contents share one slice.
-
-    inputs : arguments of the operator; None if the event has no shapes
-    """
+    """Contents of a profiler event without its times; events with the same contents share one slice."""
 
     kind: str
     name: str
@@ -111,13 +105,10 @@ class EventColumns:
 class EventTable:
     """Table of all events in a profile that concern operators and their kernels.
 
-    read, operators, shapes : number of all events, of operator events, and of operator events with shapes
     work : kernels, by number of the operator that launched them
-    devices : number of kernels on each device
     kernels : kernels and copies on the device; `name` is an index into `kernel_names`
     launches : calls on the host that launch a kernel or copy; `name` is an index into `kernel_names`, or -1 if unknown
     graph_launches : start in ns and thread of the launches of CUDA or HIP graphs, by correlation
-    capture_begins, capture_ends : times in ns at which captures of such graphs began and ended
     """
 
     def __init__(self) -> None:
@@ -148,7 +139,6 @@ class EventTable:
         return list(self._kernel_names)
 
     def add(self, event: Any) -> None:
-        """Add a JSON object of an event if it concerns operators or kernels."""
         self.read += 1
         if not isinstance(event, dict):
             raise ValueError(f"an event is not a JSON object: {str(event)[:60]}")
@@ -299,8 +289,6 @@ def calls_of(
     """Yield the calls of one thread that a capture would record.
 
     events : events in start order, outer events first
-    work : kernels, by number of the operator that launched them
-    skip : called with each operator that is left out, and the reason
     """
     root = _Open(1 << 62, Scope(0, "", "", "forward"), -1)
     stack = [root]

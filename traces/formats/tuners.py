@@ -64,7 +64,6 @@ class Problem(NamedTuple):
     """Recorded calls of one signature, for which a tuner may find a faster kernel.
 
     name : operator without namespace and overload
-    calls, share : number of calls, and share of the trace's time, or of its calls if they have no times
     """
 
     signature: Signature
@@ -76,7 +75,6 @@ class Problem(NamedTuple):
 class Entry(NamedTuple):
     """A problem in the form that one tuner reads and writes.
 
-    lines : lines of the tuner's list for this problem, without the number of calls
     key : values by column that identify the problem in a file of tuned entries
     group : name of the list, if the tuner has several
     """
@@ -103,7 +101,6 @@ class Product(NamedTuple):
     """A batch of products of matrices (M, K) and (K, N), or a single product if `batch` is None.
 
     dtypes : dtypes of the matrices and of the result
-    bias : dtype of a vector that is added, or None
     scales : 0 without scales, 1 with one for each matrix, 2 with one for each row and column
     """
 
@@ -312,10 +309,8 @@ def _triton_rows(file: ForeignFile) -> Iterator[Mapping[str, str]]:
 class Tuner(NamedTuple):
     """A tuner of kernels.
 
-    counted : function that adds the number of calls and their share of the time to the lines of an entry
     headers : first line of each list, by name of the list
     mark : text at the start of a file of tuned entries; empty if the tuner writes none
-    rows : function that yields the entries of a file of tuned entries
     """
 
     entry: Callable[[Problem], Entry]
@@ -368,7 +363,6 @@ def lists_of(problems: Sequence[Problem], tuner: Tuner) -> tuple[dict[str, list[
 
 
 def read_tuned(path: Path) -> tuple[Tuner, list[Mapping[str, str]]]:
-    """Return the tuner that wrote a file of tuned entries, and its entries."""
     file, start = ForeignFile(path), head_of(path).start.decode(errors="replace")
     tuner = next((tuner for tuner in TUNERS.values() if tuner.mark and tuner.mark in start), None)
     if tuner is None:

@@ -34,7 +34,6 @@ class Head:
     """The beginning of a file, from which formats recognize it.
 
     suffix : suffix of the name in lower case, without a suffix for compression
-    start : first bytes, decompressed
     """
 
     path: Path
@@ -46,7 +45,6 @@ class Head:
 class Losses:
     """Content that a conversion between a trace and a file of another tool could not carry over.
 
-    defaults : descriptions of defaults for content that the source format lacks
     doubts : reasons why the calls may not represent the program
     skipped : number of calls that were not converted, by operator and reason
     calls : content that the written file lacks: index of the call, operator, description; the first `LOST_CALLS` only
@@ -84,7 +82,6 @@ class ForeignFile:
 
     path : path of the file, or of a folder if the format consists of folders
     unbounded : True if no limits apply, for a trusted file
-    cut : selection of the cases to read, for a file whose entries each define many cases
     capture : for a profile of launches of CUDA graphs, another profile, made while the program captured these graphs
     """
 
@@ -106,8 +103,7 @@ class ForeignFile:
     def chunks(self, damages: list[str] | None = None) -> Iterator[bytes]:
         """Yield the decompressed bytes of the file.
 
-        damages : list to which the reason is added if the rest of the file cannot be decompressed; None to raise an
-            error
+        damages : list to which damage of the compressed file is added; None to raise an error
         """
         most = MOST_BYTES
         if self.path.name.endswith(PACKED):
@@ -178,8 +174,7 @@ class Format:
     write : writes a trace; None for read-only formats and for formats of folders
     write_folder : writes a trace into an empty folder, for a format of several files
     suffixes : file name suffixes that select this format for writing if no format is named
-    defaults : descriptions of defaults for content that the format lacks, listed in headers of converted traces
-    has_cases : True if files define cases, of which a `Cut` can select some
+    defaults : descriptions of defaults for content that the format lacks
     has_graphs : True if files contain launches of CUDA graphs, whose operators are in another profile
     is_collection : True if files are tables of operators, of which many together correspond to one model
     """

@@ -39,7 +39,6 @@ class Repair:
     """Rules for skipping items of a list that are not valid JSON.
 
     mark : name of a member that all items have, used to find the item after a broken one
-    skip : called with the reason and the number of consecutive broken items
     """
 
     mark: str
@@ -55,9 +54,7 @@ def members(
 ) -> Iterator[tuple[str, Any]]:
     """Yield the name and value of each member of a JSON object, and each item of its list `list_name` separately.
 
-    unbounded : accept values of any length
     strict : refuse a duplicate name in an object and a list without an object around it
-    repair : skip items that are not JSON; None to refuse them
     """
     text = _Text(iter(chunks), unbounded, strict, lenient=repair is not None)
     names: set[str] = set()
@@ -84,10 +81,6 @@ def members(
 
 
 def values(chunks: Iterable[bytes], unbounded: bool = False) -> Iterator[Any]:
-    """Yield the values of a text that consists of several JSON values.
-
-    unbounded : accept values of any length
-    """
     text = _Text(iter(chunks), unbounded, strict=True, lenient=False)
     while True:
         try:

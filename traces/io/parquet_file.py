@@ -52,7 +52,6 @@ def read_parquet_table(
 ) -> Any:
     """Return the rows of a Parquet file as an Arrow table, with dictionary-encoded text columns.
 
-    most_bytes : limit of the bytes of the table
     columns : names of columns to read if the file has them; None for all columns
     is_limited : False for a trusted file, to which no limit applies
     """

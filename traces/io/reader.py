@@ -34,7 +34,6 @@ class TraceReader:
 
     unbounded : True to read a file that exceeds the limits in `json_values.py`; only for trusted files
     format_name : read the file in this format instead of the detected one
-    cut : selection of the cases to read, for a file whose entries each define many cases
     capture : if the file is a profile of launches of CUDA graphs, the profile made while these graphs were captured
 
     missing : after the iteration, a description of the missing part of the file; None if it is complete
@@ -254,10 +253,7 @@ def readable_formats() -> list[str]:
 
 
 def read(path: str | Path, unbounded: bool = False) -> Iterator[Record]:
-    """Yield the records of a trace; if the file is cut, stop there without an error.
-
-    unbounded : read records of any size and number; otherwise limits protect against hostile files
-    """
+    """Yield the records of a trace; if the file is cut, stop there without an error."""
     return iter(TraceReader(path, unbounded))
 
 

@@ -22,7 +22,6 @@ class OpenSample:
     """A sample whose code is loaded.
 
     function : takes the recorded arguments; for a method, the first argument is the object or class
-    classes : classes of objects in the recorded calls, by `module:qualname`, and the definitions of the code, by name
     origin : `module:qualname` of the original function, by which traces name its calls
     """
 
@@ -38,10 +37,8 @@ class OpenSample:
 class SampleFolder:
     """The content of a sample's `sample.json`.
 
-    file : name of the file with the code
     entry : qualified name of the function in `file`, such as `Coder.decode`
     classes : names in `file` of the classes of objects in the recorded calls, by `module:qualname` in these calls
-    tags : properties of the function, such as `ForLoop`
     """
 
     folder: Path

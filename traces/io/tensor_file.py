@@ -80,8 +80,6 @@ def from_stored(stored: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None
 
 
 class TensorFile:
-    """A safetensors file with full values."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file: Any = None

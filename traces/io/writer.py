@@ -29,7 +29,7 @@ def encode_line(record: Record | CallBlock) -> bytes:
 
 
 class TraceWriter:
-    """A trace file that is being written, under a temporary name until `close`.
+    """A trace file that is being written.
 
     path : path of the trace, whose suffix selects the compression; `-` for standard output
     """

@@ -241,6 +241,5 @@ def check_nesting(line: bytes, form: Any) -> None:
 
 
 def check_hashes(keys: Sequence[Hashable]) -> None:
-    """Raise `FormatError` if many keys have equal hashes, which would make sets and dictionaries of them slow."""
     if len(keys) - len(set(map(hash, keys))) > COLLISIONS:
         raise FormatError(f"more than {COLLISIONS} keys of a dictionary have the same hash as others")

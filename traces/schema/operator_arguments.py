@@ -64,9 +64,8 @@ class Interface:
     opaque: bool = False
 
     def memory_of(self, mentioned: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the storages of the argument tensors, and of the result tensors.
-
-        mentioned : storages of all tensors of a call, arguments first
+        """Return the storages of the argument tensors, and of the result tensors, from the storages of all tensors of a
+        call.
         """
         argument_count = len(self.inputs)
         inputs = mentioned[:argument_count] + (NO_STORAGE,) * (argument_count - len(mentioned))
@@ -85,7 +84,6 @@ def interface_of(signature: Signature) -> Interface:
 
 @lru_cache(maxsize=8192)
 def schema_arguments(op: str) -> tuple[tuple[str, str], ...]:
-    """Return the name and type of each of an operator's parameters."""
     schema = schema_named(op)
     return () if schema is None else tuple((argument.name, str(argument.type)) for argument in schema.arguments)
 

@@ -102,7 +102,6 @@ BRANCHES = (ObjectSpec, ModuleSpec, ArraySpec, SharedSpec)  # specs that contain
 
 
 def children(value: object) -> Sequence[Any] | None:
-    """Return the arguments directly inside of an argument, or None if it is not a container."""
     match value:
         case list() | tuple():
             return value

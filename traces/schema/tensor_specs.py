@@ -99,7 +99,7 @@ class TensorSpec:
 
     @property
     def extent(self) -> int:
-        """Number of bytes from the storage's start to the end of a strided tensor's last element."""
+        """Number of bytes from the storage's start to the end of the tensor's last element in memory."""
         if 0 in self.shape or self.stride is None:
             return 0
         last = self.offset + sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
@@ -107,7 +107,6 @@ class TensorSpec:
 
     @property
     def parts(self) -> tuple[TensorSpec, ...]:
-        """Specs of the tensors of which a sparse or nested tensor consists."""
         match self.made_of:
             case Coo(indices, _, values):
                 return (indices, values)

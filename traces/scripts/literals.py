@@ -27,11 +27,7 @@ WIDTH = 110
 
 
 class Literals:
-    """Converts arguments to Python source code for a script.
-
-    tensor : function that returns the source code that creates a tensor
-    main_device : device on which the call ran; the script's user may select another
-    """
+    """Converts arguments to Python source code for a script."""
 
     def __init__(self, tensor: Callable[[TensorSpec], str], main_device: str) -> None:
         self._tensor = tensor

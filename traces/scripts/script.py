@@ -137,10 +137,8 @@ class ScriptFunction:
 
     title : ASCII sentence that describes it
     source : statements that define `OPERATOR`, after all imports
-    mutates : True if it may write into its arguments, so that they are created again for each run
     is_dynamic : True if the shapes of its results depend on values
     preamble : docstring and comments of the script, before its imports; empty to generate them
-    helpers : sources of further functions that the arguments need
     """
 
     title: str
@@ -160,7 +158,7 @@ def script_of(
     mode: str = "eager",
     literals: Callable[[Callable[[TensorSpec], str], str], Literals] = Literals,
 ) -> str:
-    """Return a script that creates a call's arguments, calls and times the operator, and checks the results' shapes.
+    """Return a script that creates a call's arguments, and calls and times the operator.
 
     values : value models of the signature's tensors
     settings : torch settings under which the call ran

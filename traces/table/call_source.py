@@ -43,11 +43,7 @@ Select = Callable[[CallBlock], CallBlock]
 
 
 class CallSource:
-    """The blocks of calls of a trace, or the selected part of each block.
-
-    read : reads the blocks again from the file
-    select : returns the selected part of a block; None to select whole blocks
-    """
+    """The blocks of calls of a trace, or the selected part of each block."""
 
     def __init__(self, read: Callable[[], Iterable[CallBlock]], select: Select | None = None) -> None:
         self._read = read
@@ -142,7 +138,6 @@ class CallSource:
 
     @property
     def has_later_times(self) -> bool:
-        """True if the trace has device times in records after the calls."""
         return bool(self._later)
 
     @property
@@ -278,10 +273,7 @@ class GraphCalls:
 
 @dataclass(slots=True)
 class GraphLaunches:
-    """The CUDA or HIP graphs of a trace, by the signature of their launches.
-
-    unknown : signatures of the launches of graphs whose calls were not recorded
-    """
+    """The CUDA or HIP graphs of a trace, by the signature of their launches."""
 
     graphs: dict[int, GraphCalls] = field(default_factory=dict)
     unknown: set[int] = field(default_factory=set)

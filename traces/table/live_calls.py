@@ -17,10 +17,7 @@ from opgrip.traces.table.trace import Trace
 
 
 class LiveArguments:
-    """Creates the arguments and results that a trace describes; names in the trace are never imported.
-
-    classes : namespace in which classes and functions are looked up by name
-    """
+    """Creates the arguments and results that a trace describes; names in the trace are never imported."""
 
     def __init__(self, trace: Trace, classes: Mapping[str, Any]) -> None:
         self._trace = trace

@@ -92,10 +92,7 @@ class StepStarts:
 
 
 def step_starts(read: Callable[[], Iterable[Columns]], counts: Mapping[int | None, int]) -> StepStarts:
-    """Return start times of steps, taken from the first scope and signature with as many calls as there are steps.
-
-    counts : number of steps of each process
-    """
+    """Return start times of steps, taken from the first scope and signature with as many calls as there are steps."""
     places = {process: _Places() for process in counts}
     for process, scope, signature, start_ns in read():
         if process in places and len(start_ns):

@@ -32,10 +32,7 @@ class _Layer:
 
 
 def overlapping(boxes: torch.Tensor) -> float:
-    """Estimate the mean number of other boxes that a box overlaps with an intersection over union above one half.
-
-    boxes : (N, 4), x1 y1 x2 y2
-    """
+    """Estimate the mean number of other boxes that a box overlaps with an intersection over union above one half."""
     part = boxes[:: -(-len(boxes) // OTHERS)]
     if len(part) < 2:
         return 0.0
@@ -64,11 +61,7 @@ def copies(boxes: torch.Tensor, count: int, dtype: torch.dtype, generator: torch
 def draw_separate_boxes(
     count: int, low: list[float], high: list[float], widths: list[float], whole: bool, generator: torch.Generator
 ) -> torch.Tensor:
-    """Return boxes, (count, 4) x1 y1 width height, placed in layers; each layer is a grid of boxes of one size.
-
-    low, high : range of x1, y1, width and height
-    widths : equidistant quantiles of the width
-    """
+    """Return boxes, (count, 4) x1 y1 width height, placed in layers; each layer is a grid of boxes of one size."""
     layers = _layers(count, low, high, whole)
     device = generator.device
     pieces = []

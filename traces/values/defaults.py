@@ -166,7 +166,6 @@ class Default:
     """A row of the table of default values: which arguments it applies to, and the value model that they get.
 
     op, argument : shell patterns of names, separated by `|`
-    of : kind of dtype to which the row applies
     """
 
     op: str
@@ -184,8 +183,6 @@ def default_values(
     """Return a call's arguments with default value models for tensors without recorded values, and these models by
     number.
 
-    args, kwargs : nested values and `TensorSpec`
-    outputs : outputs of the call if they are known
     first : number of the first model; the others get lower numbers
     """
     names = [name for name, _ in schema_arguments(op)]

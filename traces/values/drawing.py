@@ -85,7 +85,6 @@ def exactly(chosen: int, total: int, generator: torch.Generator) -> torch.Tensor
 
 
 def in_runs(chosen: int, total: int, runs: int, generator: torch.Generator) -> torch.Tensor:
-    """Return a mask, (total,), of which `chosen` elements are True, in `runs` runs at random positions if they fit."""
     device = generator.device
     others = total - chosen
     if chosen in (0, total):
@@ -129,10 +128,7 @@ def distinct(count: int, low: int, high: int, generator: torch.Generator) -> tor
 
 
 def parts(total: int, weights: torch.Tensor, most: int | None = None) -> torch.Tensor:
-    """Return integers of at least 1 that add up to `total`, (P,), in proportion to weights, (P,) float64.
-
-    most : upper limit of each part, if `total` allows it
-    """
+    """Return integers of at least 1 that add up to `total`, (P,), in proportion to weights, (P,) float64."""
     steps = weights.cumsum(0)
     steps = (steps / steps[-1] * (total - len(weights))).long()
     sizes = 1 + steps.diff(prepend=steps.new_zeros(1))

@@ -48,7 +48,6 @@ def check_element(value: Any) -> None:
 
 
 def elements(data: list[bool | int | float | complex], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return a tensor, (N,), of these numbers, converted by torch's rules if the dtype cannot hold them."""
     if dtype.is_complex:
         return torch.tensor([complex(value) for value in data], dtype=torch.complex128, device=device).to(dtype)
     real = [value.real for value in data]

@@ -38,7 +38,6 @@ def tally(flat: Integers1D) -> tuple[Integers1D, Integers1D]:
 
 
 def is_narrow(low: int, high: int, count: int) -> bool:
-    """Return True if counting `count` integers from `low` to `high` by value is faster than sorting them."""
     return high - low < min(max(4 * count, 1024), WIDEST)
 
 

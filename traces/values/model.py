@@ -158,7 +158,6 @@ def fit(tensor: torch.Tensor, requested_kinds: Collection[str] = (), exact: bool
     """Return the first value model that fits a tensor, or None if none does.
 
     requested_kinds : names of kinds of value models to try although they have `on_request = True`
-    exact : True if every kind of model examines all elements, also of a large tensor
     """
     if tensor.numel() == 0:
         return None

@@ -29,10 +29,8 @@ class ValueNeed:
     op : shell patterns of operator names, separated by `|`; after a leading `!`, the row applies to all other operators
     argument : shell patterns of argument names, separated by `|`
     model : name of the value model; empty if any model will do
-    why : reason why other values are wrong or slow
     varies : True if other values drawn from the same model can change the operator's time or the sizes of its outputs
     refine : returns the model with fields that follow from the recorded outputs
-    of : kinds of dtypes to which the row applies; empty for all
     """
 
     op: str

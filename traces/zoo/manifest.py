@@ -22,7 +22,6 @@ FORMAT = 1
 class Recording:
     """Size, times and counts of a trace of the zoo, and the machine and packages with which it was recorded.
 
-    versions : version by package: torch, opgrip and the packages of the model
     machine : device on which the times were measured
     step_ms : median time of a step without capture
     """
@@ -45,10 +44,7 @@ class ZooTrace:
 
     model : short name, shared by all runs of a model, such as `faster-rcnn_r50`
     run : kind of step: `predict`, `train` or `generate`, followed by the dtype if it is not float32: `train-bfloat16`
-    library : library of the model, such as `mmdet` or `transformers`
     family : kind of model, such as `two-stage` or `diffusion`
-    arguments : arguments of `opcapture` that record the trace again
-    inputs : description of the inputs, such as `1 image of 800x1333`
     remark : differences from the model's config and their reasons; may be empty
     """
 

@@ -35,11 +35,7 @@ class CaptureCost:
 
 @dataclass(slots=True)
 class FunctionTimes:
-    """Typical times of a trace's calls and of the gaps between them, in ns.
-
-    cost : time that recording added, which is subtracted
-    clean : typical gap by pair of consecutive calls, from gaps in which the capture recorded nothing new
-    """
+    """Typical times of a trace's calls and of the gaps between them, in ns."""
 
     cost: CaptureCost
     calls: dict[tuple[int, int], float]
@@ -154,8 +150,6 @@ USES = 4
 
 
 class Traffic:
-    """For each storage of a trace, the function that created it, and whether other functions use it."""
-
     def __init__(self) -> None:
         self._numbers: dict[Function, int] = {}
         self._memory = MemoryNumbers()
@@ -205,7 +199,6 @@ class Borders:
     """Bytes that a function reads from memory created outside it, and bytes that it writes for use outside it.
 
     reads : bytes read from each tensor, by storage and shape
-    extents : bytes from the start of a storage to the end of the last tensor that is read, by storage
     """
 
     reads: dict[int, dict[tuple[object, ...], int]] = field(default_factory=dict)

@@ -43,11 +43,9 @@ class LongTailFunction:
     """A Python function that consists of many small operators, with sums over all its calls in all traces.
 
     pattern : value of `opcapture --grip` that selects the function
-    calls : number of calls, estimated from the source lines of its operators
-    launches, backward_launches : number of operators that the function called, and that its backward pass called
+    launches, backward_launches : number of calls of operators by the function, and by its backward pass
     host_ns : total host time in and between operators
-    bytes : bytes that the function reads and writes
-    fused_ns : time to read and write these bytes at the memory bandwidth
+    fused_ns : time to read and write `bytes` at the memory bandwidth
     command : `opcapture` command that runs the program again and records the calls of the function
     """
 
@@ -77,9 +75,9 @@ class LongTailFunction:
 
 @dataclass(frozen=True, slots=True)
 class LongTail:
-    """The long-tail functions of traces, largest possible saving first, and totals.
+    """The long-tail functions of traces, and totals.
 
-    wall_ns : time in and between the operators of all functions, including functions that are not long-tail
+    wall_ns : time in and between the operators of all functions
     bandwidths : memory bandwidths in bytes per second
     omitted : by pattern of a function that is not listed, the reason, such as "loads data"
     """
@@ -121,7 +119,6 @@ def find_longtail(
     """Return the functions that consist of many small operators.
 
     bandwidth : returns the memory bandwidth, in bytes per second, of the device on which a trace was recorded
-    cost : time that recording added, which is subtracted
     """
     sums: dict[Function, _Sum] = {}
     launches: list[int] = []
@@ -340,7 +337,6 @@ class Spans:
             self._first_backward_ns = call.start_ns
 
     def containing(self, counts: Mapping[Function, int]) -> set[Function]:
-        """Return the functions within which almost all work of the thread ran, such as the program's main loop."""
         spans = self._spans.values()
         calls = sum(span.calls for span in spans)
         whole = max((span.last_ns for span in spans), default=0) - min((span.first_ns for span in spans), default=0)
@@ -439,7 +435,7 @@ def _run_options(options: Sequence[str]) -> list[str]:
 
 
 def bandwidth_of(trace: Trace) -> float:
-    """Return the memory bandwidth of a trace's device on this machine, in bytes per second."""
+    """Return the memory bandwidth of a trace's device, measured on this machine, in bytes per second."""
     devices = {spec.device for item in trace.signatures for spec in tensors([item.args, item.kwargs, item.outputs])}
     device = min(devices - {"cpu", "meta"}, default="cpu")
     try:

@@ -34,7 +34,6 @@ class Operation:
     """Properties of a signature that the analysis of long-tail functions needs.
 
     argument_bytes, result_bytes : bytes of each tensor
-    writes : for each argument, True if calls may write it
     extents : for each argument, bytes from the start of its storage to the end of the argument
     moves : True if the operator reads or writes elements, unlike a view
     """
@@ -105,8 +104,6 @@ class MadeCall:
     """A call of an operator, with the Python function that called it.
 
     number : index in the trace's call table
-    place : Python function that made the call
-    device_ns : None for a call that ran only on the host
     inputs, outputs : numbers of the storages of its arguments and of its results
     """
 

@@ -207,7 +207,6 @@ class Clock:
     offset_ns : correction in addition to the difference of the captures' start times
     measured_ns : offset derived from the ends of collectives; None if it was not measured
     spread_ns : difference between the 10th and 90th percentile of the offsets of single collectives
-    collectives : number of collectives shared with the process with which the clock was compared
     """
 
     offset_ns: int = 0
@@ -220,7 +219,6 @@ class Clock:
 
 
 def align(meetings: Meetings, processes: int) -> list[Clock]:
-    """Return the clock of each process relative to the first process with which it can be compared."""
     clocks = [Clock() for _ in range(processes)]
     pairs = _Pairs(meetings)
     aligned: set[int] = set()
@@ -358,7 +356,6 @@ class Meetings:
     first : (M,), index of each collective's first call
     kind, group : indices into `kinds` and `groups`
     root : index of the process that sends to, or receives from, all others; -1 if there is none or it is unknown
-    unmatched : number of calls without a matching call in another trace
     """
 
     kinds: tuple[str, ...]
@@ -390,11 +387,7 @@ class Meetings:
 def match(
     events: Mapping[int, Events], collectives: Mapping[int, Mapping[int, Collective]], ranks: Sequence[int | None]
 ) -> Meetings:
-    """Return the collectives that at least two processes took part in.
-
-    events : by process, calls of collectives on a common clock
-    collectives : by process and number of the signature, facts about the collective
-    """
+    """Return the collectives that at least two processes took part in."""
     kinds: dict[str, int] = {}
     groups: dict[str, int] = {}
     roots = {rank: place for place, rank in enumerate(ranks) if rank is not None}

@@ -28,7 +28,6 @@ class ExchangeOp:
 
     kind : collective, such as `all_reduce`, or kind of message
     count : number of leading arguments that hold tensors
-    form : layout of the members' parts in these tensors; empty if there are no parts
     has_peer : True if an argument is the rank of the root, or of the sender or receiver of a message
     """
 
@@ -94,7 +93,6 @@ def exchange_of(signature: Signature) -> ExchangeOp | None:
 
 
 def is_functional(signature: Signature) -> bool:
-    """Return True if a collective is one of torch's functional collectives."""
     return namespace_of(signature) != "c10d"
 
 
@@ -124,7 +122,6 @@ class Collective:
 
     ranks : global ranks of the group's members; empty if unknown
     rank, root : global rank of the caller and of the root, or None
-    waits : True if the program waits for the end right after the call
     """
 
     kind: str

@@ -28,9 +28,8 @@ class RankWaits:
     """Tables of the times that ranks of a merged trace waited for each other in collectives.
 
     ranks : one row for each rank
-    pairs : one row for each pair of ranks, longest wait first
-    places : one row for each operation, group, size and source line, longest wait first
-    unmatched : number of calls of collectives without a matching call in another trace
+    pairs : one row for each pair of ranks
+    places : one row for each operation, group, size and source line
     """
 
     ranks: pd.DataFrame

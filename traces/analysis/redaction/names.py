@@ -103,7 +103,6 @@ def optimizer_classes() -> frozenset[str]:
 
 
 def public_version(text: str) -> str:
-    """Return a version without the suffix of a private build: `2.6.0+acme` becomes `2.6.0`."""
     number, plus, build = text.partition("+")
     if not VERSION.fullmatch(number):
         return ""
@@ -274,7 +273,6 @@ class NameRule:
     """Rule for redacting the names of one kind.
 
     why : reason why a name of this kind can be kept unhashed, for the report
-    kept_by : kind of content; if the policy's `keep` contains it, all names of the rule are kept
     """
 
     redact: Callable[[NameHasher, Any], Any]

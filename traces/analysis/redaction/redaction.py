@@ -306,7 +306,6 @@ def argument_name(op: str, place: int | str) -> tuple[str, str]:
 
 
 def range_images(signature: Signature) -> dict[int | str, int | float]:
-    """Return arguments for `arange` or `range` with which its result starts at 0 and has as many elements as before."""
     places: list[tuple[int | str, Any]] = [*enumerate(signature.args), *signature.kwargs.items()]
     numbers = {argument_name(signature.op, place)[0]: (place, value) for place, value in places}
     output, (_, step) = signature.outputs, numbers.get("step", (None, 1))
@@ -566,13 +565,6 @@ class Redaction:
 
 @dataclass(frozen=True, slots=True)
 class RedactedFile:
-    """Result of redacting a file.
-
-    passed_over : number of records and fields of a later version that were left out, by type
-    whole_values : names of the files with full values next to the trace, which were left out
-    missing : description of the missing part of the file; None if it is complete
-    """
-
     calls: int
     report: RedactionReport
     passed_over: dict[str, int]

@@ -31,10 +31,7 @@ class Arguments:
 
 @dataclass(frozen=True, slots=True)
 class ArgumentDraw:
-    """Inputs to the generators of one case's arguments.
-
-    number_of : function that registers a value model and returns its number for `TensorSpec`
-    """
+    """Inputs to the generators of one case's arguments."""
 
     chance: random.Random
     device: str

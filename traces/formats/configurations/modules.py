@@ -120,10 +120,6 @@ class MetaRecording:
         self._calls = 0
 
     def module(self, name: str, build: Arguments, arguments: Arguments) -> Iterator[Recorded]:
-        """Yield the operators that the forward pass of a module calls.
-
-        build : arguments of the module's constructor
-        """
         with self._running() as watch:
             args, kwargs = on_meta((build.args, build.kwargs))
             module = module_names()[name](*args, **kwargs)

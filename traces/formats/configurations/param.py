@@ -66,7 +66,6 @@ from opgrip.traces.table.trace import Trace
 class SectionEntry:
     """One entry of a `build` or `input` section, after ranges and other macros were replaced by values.
 
-    form : JSON object with `args` and `kwargs`; None for a missing `build` section
     weight : number of values in the entry as written, which measures the cost of generating its arguments
     """
 
@@ -264,7 +263,6 @@ CODES: dict[str, dict[int, Any]] = {
 def calls_of(name: str, build: Arguments | None, arguments: Arguments, recording: MetaRecording) -> Iterator[Recorded]:
     """Yield the operators that one case of a configuration calls.
 
-    name : name of an operator, function, module or known model, such as `aten::add`, `torch.add` or `torch.nn.Linear`
     build : arguments of a module's constructor, or an operator's schema as text
     """
     if name in module_names():

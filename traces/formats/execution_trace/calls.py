@@ -110,12 +110,6 @@ class NodesRead:
 def calls_of(
     name: str, facts: Mapping[str, Any], nodes: Callable[[], Iterable[Node]], losses: Losses
 ) -> Iterator[Record]:
-    """Yield the records of a trace with the calls of a file's nodes.
-
-    name : name of the file's format
-    facts : facts for the trace's header; `nodes` may add to them
-    nodes : returns the nodes; called several times
-    """
     tree = make_tree(nodes())
     reader = _Reader(name, facts, tree, losses)
     for node in nodes():
@@ -300,7 +294,6 @@ def parse_ranges(text: str) -> dict[int, Range]:
 
 
 def model_of(span: Range, spec: TensorSpec) -> ValueModel | None:
-    """Return a value model for a tensor whose values lie in a range."""
     low, high = span
     whole = type(low) is int and type(high) is int
     model: ValueModel

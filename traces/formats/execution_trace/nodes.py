@@ -52,7 +52,6 @@ class Port:
 
     values : a tensor is `[tensor, storage, offset, elements, item size, device]`
     types : such as `Tensor(float)`, `Int`, `GenericList[Int,Int]`
-    strides : strides of tensors; None in files before schema 1.1.1
     """
 
     values: list[Any]
@@ -65,12 +64,10 @@ class Port:
 class Node:
     """A node of an execution trace, whose inputs and outputs are not checked.
 
-    number : number of the node; nodes with higher numbers begin later
     parent : number of the enclosing node; a process is its own parent
     schema : operator schema as torch writes it; empty for other nodes
     scope : code of the node's source, such as `USER_SCOPE`
     record : number of the call, shared by all parts that Chakra splits an operator into; 0 if unknown
-    start_us : start time if a profiler's times were linked to the trace, else None
     own_us : duration without the nodes inside it
     ranges : JSON object with the least and largest value of tensor inputs, by index among the tensors
     fault : reason why the rest of the node cannot be read; empty if it can
@@ -139,9 +136,8 @@ class NodeSpan:
 
 @dataclass(slots=True)
 class Tree:
-    """Tree of all nodes in a file, without their arguments; it selects the nodes that a capture would record as calls.
-
-    without_parent : number of operators that do not name an enclosing node
+    """Tree of all nodes in a file, without their arguments; it selects the nodes that a capture would record as
+    calls.
     """
 
     is_timed: bool = False

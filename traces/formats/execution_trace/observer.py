@@ -159,7 +159,6 @@ def _text(value: Any) -> str:
 
 
 def node_to_json(node: Node) -> dict[str, Any]:
-    """Return the JSON object of a node in schema 1.1.1."""
     attributes = [
         ("rf_id", "uint64", node.number),
         ("fw_parent", "uint64", 0),

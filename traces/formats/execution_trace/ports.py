@@ -34,8 +34,6 @@ class PortValues:
 
     storages : the file's storage number of each tensor in `items`, in order; 0 for a tensor without memory
     identities : the file's tensor number of each of these tensors
-    indices : index of each of these tensors among all inputs or outputs that are tensors, including undefined ones
-    tensors : number of inputs or outputs that are tensors, including undefined ones
     """
 
     items: list[Any]
@@ -196,9 +194,7 @@ class NodeNumbers:
         return self.last
 
     def of(self, spec: TensorSpec, storage: int) -> tuple[int, int]:
-        """Return the numbers of a tensor and of its storage in the file; equal views of a storage are the same
-        tensor.
-        """
+        """Return the numbers of a tensor and of its storage in the file."""
         if storage == NO_STORAGE:
             return self.new(), self.new() if spec.stride is not None else 0
         key = (storage, spec.offset, spec.shape, spec.stride, spec.dtype)
@@ -225,10 +221,7 @@ class PortItem(NamedTuple):
 class Encoder:
     """Converts the arguments and results of one call to the inputs and outputs of a node.
 
-    storages : storages of the call's tensors in the trace, arguments first
-    range_of : returns the smallest and largest value of a tensor, or None if unknown
     lose : called with a description of each value that a node cannot hold
-    ranges : smallest and largest value of each encoded tensor, by index of the tensor
     """
 
     numbers: NodeNumbers

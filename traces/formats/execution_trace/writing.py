@@ -181,7 +181,6 @@ class _Writer:
 
 
 def arguments_in_order(signature: Signature) -> tuple[str, SchemaText, list[Any]]:
-    """Return an operator's schema, as text and parsed, and the value of each parameter in the order of the schema."""
     text, schema, defaults = _schema(signature.op)
     names = [parameter.name for parameter in schema.parameters]
     if len(signature.args) > len(names) or not set(signature.kwargs) <= set(names):

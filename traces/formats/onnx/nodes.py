@@ -28,12 +28,7 @@ Fold = Callable[[list[Numbers], Mapping[str, Any]], Numbers]
 def complete(
     nodes: Any, shapes: Shapes, constants: dict[str, Numbers], read: Callable[[Any], Any], infer: Callable[..., Shapes]
 ) -> None:
-    """Add all shapes and small constants that follow from known ones to `shapes` and `constants`.
-
-    nodes : nodes in graph order
-    read : returns the value of an attribute
-    infer : returns dtypes and shapes of a node's results, for known shapes and constants
-    """
+    """Add all shapes and small constants that follow from known ones to `shapes` and `constants`."""
     for node in nodes:
         if node.domain not in ("", "ai.onnx") or node.op_type == "Constant":
             continue
@@ -206,10 +201,7 @@ class NoOperator(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class OnnxCall:
-    """A call of an aten operator that computes a node or a part of a node.
-
-    op : aten operator with its overload, such as `add.Tensor`
-    """
+    """A call of an aten operator that computes a node or a part of a node."""
 
     op: str
     args: tuple[Any, ...]
@@ -224,7 +216,6 @@ class OnnxNode:
     inputs : tensors, None for an omitted input
     outputs : tensors, None for an unused output
     constants : values of each input, None if unknown or too many
-    opset : version of the ONNX operators that the model is written in
     between : returns a new storage number, for a value that one call of this node passes to the next
     """
 
@@ -276,9 +267,7 @@ class OnnxNode:
         return value
 
     def numbers(self, name: str, index: int) -> list[Any] | None:
-        """Return the numbers in attribute `name` (older ONNX versions) or input `index` (newer ones); None if
-        missing.
-        """
+        """Return the numbers in attribute `name` (older ONNX versions) or input `index` (newer ones)."""
         if name in self.attributes:
             value = self.attributes[name]
             return list(value) if isinstance(value, list) else [value]
