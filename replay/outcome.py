@@ -167,7 +167,6 @@ def write_results(rows: Sequence[Result], header: Mapping[str, Any], path: Path,
 
 
 def check_output(output: OutputOptions, args: argparse.Namespace) -> None:
-    """Raise `UserError` if the results cannot be written to the requested file."""
     path = output.output
     if path is None:
         return

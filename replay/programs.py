@@ -46,8 +46,6 @@ def make_program(
 
     examples : arguments of this call and of other calls of the signature; the mode may write into them
     key : key under which `store` keeps the compiled program; None to keep nothing
-    grad : True if gradients of the results are needed
-    by_device : True if runs are timed by the device's clock
     """
     mode, argument = find_mode(variant.mode)
     kind = torch.device(device).type
@@ -135,7 +133,6 @@ def _stored(store: str | None, key: str | None) -> Iterator[Path | None]:
 
 
 def remove_partial(store: str | None) -> None:
-    """Remove incomplete folders of compiled programs whose processes no longer run."""
     for partial in () if store is None else Path(store).glob(f"*/{PARTIAL}*"):
         pid = int(partial.name.removeprefix(PARTIAL).split("-")[0])
         try:
@@ -169,7 +166,6 @@ def differentiable_results(operator: Operator, arguments: Arguments) -> list[int
 
 
 def with_backward(program: Program, places: Sequence[int]) -> Function:
-    """Return a function that runs a program forward and backward, and returns the gradients of its arguments."""
     enter = graph_of(program, places)
 
     def call(*args: Any, **kwargs: Any) -> Any:

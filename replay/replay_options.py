@@ -126,7 +126,6 @@ class OutputOptions:
 
     @property
     def may_replace(self) -> bool:
-        """True if the output file may already exist."""
         return self.force or self.append or self.resume
 
 
@@ -212,7 +211,6 @@ def words_of(trace: str | Path | Sequence[str | Path] | None) -> list[str]:
 
 
 def request_of(args: argparse.Namespace) -> RunRequest:
-    """Return the request that a parsed command line describes."""
     from opgrip.replay.cases.sources import source_of
 
     target = _target_of(args)

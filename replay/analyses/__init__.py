@@ -44,7 +44,6 @@ class AnalysisSession:
 
     @property
     def base(self) -> Path:
-        """Path from which the paths of an analysis's files are derived."""
         if self.output is not None:
             return self.output
         # imported late because it loads torch, and `--help` imports this file
@@ -83,8 +82,6 @@ class Analysis:
 
     order : position among the analyses: low if it forks this process, high if it runs torch in this process
     prints_partial : True if it can print results of an interrupted replay
-    saw_all : False if it could not analyse all rows
-    header : fields to add to the header of result files
     """
 
     options: ClassVar[type]

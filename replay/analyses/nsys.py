@@ -328,8 +328,6 @@ class NsysRange:
     """One NVTX range that opgrip marked: a timed run of a row, or a stage before or after the run.
 
     case : number of the case; -1 if the range has none
-    category : text that distinguishes the rows of a case, such as the mode
-    start_ns, end_ns : time since the start of the report
     process : lower 24 bits of the process number
     """
 

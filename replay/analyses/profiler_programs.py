@@ -30,7 +30,6 @@ def key_of(row: Result) -> Key:
 
 
 def why_unseen(own: Result | None) -> str:
-    """Return the reason why a profiler's report contains nothing about a row."""
     if own is None:
         return "it was not run again"
     return own.error or f"it was {own.status} and is not in the report"
@@ -43,7 +42,6 @@ def find_program(name: str, product: str, folders: Sequence[str], named: str | N
     """Return the path of a profiler.
 
     folders : glob patterns of usual installation paths, searched after PATH
-    named : the path that the user set with `--NAME-bin`
     """
     if named is not None:
         binary = shutil.which(named)
@@ -67,7 +65,6 @@ class Flags:
 
     output : option for the path of the report, such as `--output`; the user may not set it
     joined : option whose value is a list, such as `--trace`; the user's items are added to opgrip's
-    short : long names of options by their short names
     """
 
     output: str
@@ -76,9 +73,6 @@ class Flags:
     repeatable: Collection[str] = ()
 
     def read(self, words: Sequence[str], valued: Collection[str]) -> Iterator[tuple[str, str | None, list[str]]]:
-        """Yield (long name, value, words) of each option on a command line; the name of a word without an option is
-        empty.
-        """
         remaining = deque(words)
         while remaining:
             word = remaining.popleft()
@@ -110,7 +104,6 @@ def arguments_in(path: Path, flags: Flags) -> list[str]:
 
 
 def merged_arguments(own: Sequence[str], others: Sequence[str], flags: Flags) -> list[str]:
-    """Return opgrip's and the user's arguments for a profiler as one list."""
     own_names = {word.partition("=")[0] for word in own}
     items: list[str] = []
     other_words: list[str] = []

@@ -43,7 +43,6 @@ class SpeedUp:
 
 
 def speed_up_of(rows: Sequence[Result]) -> SpeedUp | None:
-    """Summarize the speed-ups of the rows whose status is ok."""
     import numpy as np
 
     compared = [row for row in rows if row.status == OK and row.speed_up]
@@ -128,11 +127,6 @@ class ModesAnalysis(UnaskedAnalysis):
 
 @dataclass(frozen=True, slots=True)
 class ModeSummary:
-    """A mode compared with the reference mode.
-
-    first_s : total time in seconds of the first calls of all cases, which include compilation
-    """
-
     mode: str
     statuses: Counter[str]
     speed_up: SpeedUp | None
@@ -224,7 +218,6 @@ class Scaling:
     """How an operator's throughput changes with one option, over all cases that are ok at all values.
 
     gains : throughput at each value, relative to the first value
-    turning : largest value worth using: its throughput is at least `WORTH` times that of the previous value worth using
     """
 
     operator: str

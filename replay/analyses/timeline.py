@@ -76,7 +76,6 @@ class TimelineAnalysis(Analysis):
 
 
 def merged(timelines: Iterator[dict[str, Any]]) -> dict[str, Any]:
-    """Merge Chrome traces of one machine into the first, and make all event times relative to its start."""
     whole: dict[str, Any] = {}
     for timeline in timelines:
         if not whole:

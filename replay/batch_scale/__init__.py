@@ -351,7 +351,6 @@ def _meta_leaf(leaf: Any) -> Any:
 
 
 def scaled(case: Case, factor: int, batches: BatchScale) -> Case:
-    """Return a copy of a case with a batch `factor` times as large."""
     verdict = batches.verdict(case.trace_number)
     signature = _with_batch(case.signature, verdict.inputs, verdict.sizes, factor)
     growths = iter(verdict.outputs)

@@ -26,7 +26,6 @@ class CallSite:
     """The calls of one case from one source line, in one module and one phase.
 
     line : `file:line function`; empty if unknown
-    captured_us : sum of the calls' times in the program
     """
 
     module: str

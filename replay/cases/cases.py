@@ -38,16 +38,10 @@ class Case:
     """One unit of replay, such as the calls of one signature, a module, a function or a sample.
 
     captured_us : median time of a call in the program: device time if the calls ran on a device, else host time
-    captured_spread : interquartile range of the calls' times, relative to their median
     share : share of the time of all selected calls, from 0 to 1
     context : torch settings, such as autocast, under which the calls ran most often
     input_sets : copies of the signature with the values and results of other calls
-    fresh : share of calls whose results were in newly mapped memory pages
-    operator : the operator to call, if it differs from the signature's
-    reference : the operator with whose results every mode's results are compared
-    unused : indices of results that the program does not use
     weights : indices of tensor arguments that no call of the program makes or writes
-    load : function that takes the case's number and returns the case with its code loaded
     """
 
     signature: Signature
@@ -241,10 +235,7 @@ COLUMNS = [
 
 @dataclass(frozen=True, slots=True)
 class TimingCluster:
-    """Calls of one signature, at one or more call sites, that take similar times.
-
-    signature : copy of the signature with the values and results of one call of the cluster
-    """
+    """Calls of one signature, at one or more call sites, that take similar times."""
 
     signature: Signature
     calls: pd.Index[int]
@@ -309,7 +300,6 @@ class PlacedCalls:
 
 
 def calls_at_several_sites(trace: Trace) -> pd.DataFrame:
-    """Return calls of signatures for which values were recorded at several call sites."""
     numbers = list(_observed_at_several_sites(trace))
     tables = [pd.DataFrame({name: [] for name in [*COLUMNS, MEMORY]})]
     if numbers:
@@ -358,7 +348,6 @@ def _observed_at_several_sites(trace: Trace) -> dict[int, list[Observed]]:
 
 
 def input_set_of(signature: Signature, observed: Observed) -> Signature | None:
-    """Return the signature with the values and results of a later call."""
     if len(numbers_of([signature.args, signature.kwargs])) != len(observed.values):
         return None
     args, kwargs = with_numbers((signature.args, signature.kwargs), observed.values)

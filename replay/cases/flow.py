@@ -27,7 +27,6 @@ from opgrip.traces.table.trace import Trace
 class FlowingCall:
     """A call and the storages that its tensors use.
 
-    captured_ns : device time in the program if the call ran on a device, else host time; without the capture's own work
     inputs, outputs : storage number of each tensor argument, and of each tensor result; `NO_STORAGE` if unknown
     over : numbers of the storages that this call is the last to use
     """
@@ -67,7 +66,6 @@ class ProgramFlow:
     """A trace's calls and the storages that they use.
 
     outside : numbers of storages that existed before the first call
-    peak_bytes : largest number of bytes in use at one time, without the storages in `outside`
     critical_path : indices into `calls` of the slowest chain of calls in which each depends on the one before
     """
 
@@ -116,7 +114,6 @@ def _equivalents(signatures: Mapping[int, Signature], device: str) -> Iterator[t
 
 
 def can_flow(spec: TensorSpec) -> bool:
-    """Return True if a replay can pass this tensor from one call to another."""
     odd = str(spec.dtype).startswith(("torch.q", "torch.bits")) or spec.device == "meta"
     return spec.cls in (None, STORAGE) and spec.layout is torch.strided and spec.stride is not None and not odd
 

@@ -45,7 +45,6 @@ class CallPosition:
     used_bytes: tuple[int, ...] = ()
 
     def within(self, cache_bytes: int) -> CallPosition:
-        """Return this position with only those tensors in `recent` that are still in a cache of `cache_bytes` bytes."""
         recent = [(place, used) for place, used in zip(self.recent, self.used_bytes, strict=True) if used < cache_bytes]
         return replace(self, recent=tuple(place for place, _ in recent), used_bytes=tuple(used for _, used in recent))
 

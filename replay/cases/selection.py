@@ -291,9 +291,7 @@ class PointOptions:
 class Variant:
     """One run configuration of a case, which becomes one row of the results.
 
-    values : how input values are chosen, such as `recorded` or `random`
     mode : name of the mode; if it has an argument, both are joined by a colon
-    cache : state of the caches before each run; None if it is the same for all variants of the case
     """
 
     number: int

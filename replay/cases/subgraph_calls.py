@@ -98,7 +98,6 @@ class SubgraphRun:
     """The consecutive calls that one thread made in one module or function.
 
     contexts : number of the torch settings of each call
-    scope : number of the first call's scope (module, phase and source line)
     """
 
     place: TimelinePlace
@@ -244,8 +243,6 @@ class Links:
 
     outside : distinct tensors that come from outside the subgraph
     stored : for each tensor in `outside`, True if it existed before the first recorded call, such as a parameter
-    mutates : True if a call may write into a tensor from outside
-    reason : reason why the calls cannot run as one function; None if they can
     """
 
     calls: tuple[Facts, ...]
@@ -270,7 +267,6 @@ def link(
 ) -> Links:
     """Return the calls of a subgraph with the origin of each tensor that they take.
 
-    stored : storages that existed before the first recorded call
     escaping_results : (index of the call, index of the result) of results that calls outside the subgraph use
     """
     own = tuple(facts[call.signature] for call in calls)

@@ -31,7 +31,6 @@ def require_gradients(signature: Signature) -> Signature:
 
 
 def refused_argument(error: BaseException) -> str | None:
-    """Return the argument for which an operator has no gradient, from torch's message."""
     match = _REFUSED.search(str(error))
     return None if match is None else match[1] or match[2]
 
@@ -133,7 +132,6 @@ def with_unused_results(cases: Sequence[Case], trace: Trace) -> list[Case]:
 
 
 def with_weights(cases: Sequence[Case], trace: Trace) -> list[Case]:
-    """Return copies of the cases in which `weights` lists the tensor arguments that no call makes or writes."""
     changed = np.append(_changed_storages(trace), NO_STORAGE)
     numbers = {case.trace_number for case in cases if case.operator is None}
     counts = {item.number: len(interface_of(item).inputs) for item in trace.signatures if item.number in numbers}

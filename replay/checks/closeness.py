@@ -92,7 +92,6 @@ class Plain:
 
 
 def plain(leaf: Any) -> Plain | None:
-    """Return the values of a result; None if it is neither a tensor nor a number of at most 64 bits."""
     if isinstance(leaf, Tensor):
         return _plain_tensor(leaf.detach())
     if isinstance(leaf, bool):
@@ -251,7 +250,6 @@ def rounded(
 
     truth : result computed in float64
     disturbed : results computed in float64 from arguments changed in their last bit
-    terms : number of values that may have been added up for one element
     """
     base = allowance(reference.dtype, magnitudes(truth.values), tolerance)
     error = distances(actual.values, _overflown(truth, actual))
@@ -273,10 +271,7 @@ def rounded(
 
 
 def unsettled(actual: Plain, runs: Sequence[Plain]) -> Tensor:
-    """Return a mask, (elements,) bool, of the elements of an integer or bool result that rounding can explain.
-
-    runs : the reference's result, and results computed in float64 from exact and from slightly changed arguments
-    """
+    """Return a mask, (elements,) bool, of the elements of an integer or bool result that rounding can explain."""
     values = torch.stack([run.values.long() for run in runs])
     least, most = values.amin(0), values.amax(0)
     return (least < most) & (actual.values.long() >= least) & (actual.values.long() <= most)

@@ -55,7 +55,6 @@ class Named:
         return self.packet in UNINITIALIZED
 
     def is_random(self, arguments: Arguments) -> bool:
-        """Return True if a call with these arguments draws random numbers that affect its results."""
         return self.random and self.bound(arguments).get("dropout_p") != 0
 
     def is_generator_state(self, output: int) -> bool:

@@ -48,7 +48,6 @@ class Reference:
     """The correct results of one call, with which a mode's results are compared.
 
     make_arguments : function that returns the same arguments, in their initial state, each time
-    unused : indices of outputs that the program does not use; a difference in them is only a note
     """
 
     def __init__(
@@ -340,7 +339,6 @@ class Truths:
     """Results of a call computed in float64.
 
     disturbed : results for arguments changed by half an epsilon of their dtype, which show the effect of rounding
-    tf32 : True if TF32's epsilon was used for float32
     """
 
     exact: RunOutputs
@@ -355,7 +353,6 @@ class Truths:
 def truths_of(
     function: Callable[..., Any], make_arguments: Callable[[], Arguments], mutates: bool, seed: int
 ) -> Truths | None:
-    """Return the results of a call computed in float64."""
     first = make_arguments()
     strided = [tensor for tensor in tensors_of(first) if tensor.layout is torch.strided]
     if mutates and len({tensor.untyped_storage()._cdata for tensor in strided}) < len(strided):

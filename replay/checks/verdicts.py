@@ -18,7 +18,6 @@ class ResultDifference:
     """The wrong elements of one result, compared with the reference's result.
 
     place : the result, such as `output 1`
-    at : indices of the element with the largest absolute error
     """
 
     place: str

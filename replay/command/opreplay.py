@@ -35,7 +35,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(args: argparse.Namespace, words: Sequence[str] = ()) -> int:
-    """Run the requested replay, print its tables, and return the exit status."""
     with loading("opreplay"):
         from opgrip.replay.command.replay import perform
         from opgrip.replay.command.trace_targets import targets_of

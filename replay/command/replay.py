@@ -337,7 +337,6 @@ def replay(trace: str | Path | Sequence[str | Path] | Mapping[str, Any] | None =
 
 
 def replay_arguments(args: argparse.Namespace, executor: Executor | None = None) -> Results:
-    """Run the replay that a parsed `opreplay` command line requests, and return its results."""
     reporter = QuietReporter("opgrip")
     outcome = perform(args, reporter, may_fork=False, executor=executor)
     if outcome is None:

@@ -84,7 +84,6 @@ class TraceReplay:
     """The replay of one trace that a command line requests; creating it loads the trace and selects the cases.
 
     may_fork : True if this process has not used torch yet, so that it can be forked
-    again : command that resumes this replay, for messages
     """
 
     def __init__(
@@ -145,7 +144,6 @@ class TraceReplay:
         return header | about | about_executor | stands_for | ({SETTINGS: settings} if settings else {})
 
     def completed_rows(self) -> list[Result]:
-        """Return the rows of the complete output file."""
         assert self.output.output is not None, "an earlier replay wrote it"
         workload = self.workload
         expected = expected_rows(workload.cases, workload)
@@ -305,7 +303,6 @@ class TraceReplay:
         return self._in_order(rows), False
 
     def rows(self, done: Collection[int], compiled: CachedRows, doing: str) -> Iterator[list[Result]]:
-        """Yield the rows of each unfinished case as soon as they are measured, and show progress."""
         workload, not_ok = self.workload, 0
         # workers on other machines add the machine to each row
         marks = self._executor.runs_here and workload.request.shard is not None
@@ -356,7 +353,6 @@ def _undecided(base: Results, rows: RowsByCase) -> set[int]:
 
 
 def keep(results: Results, output: OutputOptions, reporter: Reporter) -> Path | None:
-    """Add results to the results store and return the path of their file."""
     folder = output.store or usual_folder()
     if folder is None or not results.rows:
         return None

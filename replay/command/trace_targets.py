@@ -117,7 +117,6 @@ class TraceShare:
 def deal(
     args: argparse.Namespace, targets: Sequence[TraceTarget], part: Shard, advance: Callable[[], None]
 ) -> dict[str, TraceShare]:
-    """Return which part of each trace a shard replays, by trace name."""
     costs: list[tuple[str, int, str | None]] = []
     for target in targets:
         costs.append((target.origin.trace, *_cost(args, target)))
@@ -201,7 +200,6 @@ def prepare_parts(folder: Path, output: OutputOptions, about: Mapping[str, Any])
 
 
 def check_kinds(part: Path, rows: Iterable[Result], header: Mapping[str, Any]) -> None:
-    """Check that rows of a trace were measured on the present kind of machine."""
     kinds = {MachineColumns.of(row).machine_kind for row in rows} | {_kind_in_journal(part)}
     present = set(header.get("machines", {}).values())
     others = sorted(kind for kind in kinds - present if kind is not None)

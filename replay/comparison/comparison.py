@@ -136,7 +136,6 @@ class Pair:
 
     @property
     def more_runs(self) -> int | None:
-        """Number of additional repeats of each run that would decide the verdict."""
         return None if self.judgement is None else self.judgement.more_runs
 
     @property
@@ -146,7 +145,6 @@ class Pair:
 
     @property
     def is_contended(self) -> bool:
-        """True if other processes disturbed nearly all timed runs of one of the rows."""
         return CONTENDED in (self.base.status, self.new.status)
 
     @property
@@ -155,7 +153,6 @@ class Pair:
 
     @property
     def new_us(self) -> float:
-        """Total time in us of as many calls as the base has, in the new run."""
         return max(self.base.count, 1) * (self.compared.new_us if self.compared else self.new.median_us or 0.0)
 
     @property
@@ -176,14 +173,11 @@ class Total:
 class Comparison:
     """Result of comparing two runs of a replay.
 
-    base, new : headers of the two runs
     differs : settings that differ, as (name, value in base, value in new)
     pairs : cases timed in both runs
-    broken : cases that have results only in the base
     fixed : cases that are ok in the new run, and were neither ok nor contended in the base
     untimed : other cases without a time in at least one run
     changed : cases whose results were correct in the base and are wrong in the new run
-    missing, added : rows that exist only in the base, or only in the new run
     margin : largest relative difference at which times count as the same
     """
 

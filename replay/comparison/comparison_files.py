@@ -49,7 +49,6 @@ def write_comparisons(comparisons: Sequence[Comparison], gates: Gates, path: Pat
 
 
 def form_for(path: Path) -> Callable[[Sequence[Comparison], Gates], str]:
-    """Return the function that converts comparisons to text."""
     if path.suffix not in FORMS:
         raise UserError(f"{path} has no known suffix", f"end its name in {', '.join(FORMS)}")
     return FORMS[path.suffix]

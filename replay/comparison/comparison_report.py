@@ -126,7 +126,6 @@ class ComparisonColumns(Columns):
 
 
 def rows_of(comparison: Comparison) -> Iterator[ComparisonColumns]:
-    """Yield the rows of a comparison by verdict, worst first."""
     return (cells for cells, _ in rows_with_results(comparison))
 
 

@@ -44,9 +44,7 @@ class Verdict(Enum):
 class Difference:
     """Difference of the logarithms of a case's times in two runs, with its uncertainties.
 
-    log_ratio : logarithm of the ratio of the new time to the base time
     variance : variance of the logarithm of a run's time from repeat to repeat
-    freedom : degrees of freedom of `variance`
     drift : standard deviation of the change in the machine's speed between runs, which repeats within a run do not show
     base_excess, new_excess : maximum amount by which the logarithm of a run's time may be too high, for example because
         of contention or a slower clock
@@ -78,10 +76,7 @@ class Difference:
 class RatioVerdict:
     """Verdict on the ratio of a case's times, with the ratio's interval.
 
-    ratio, low, high : ratio of the new time to the base time, and its interval at the confidence level `CONFIDENCE`
     probability : probability that an unchanged case shows at least this difference
-    more_runs, more_new_runs : number of additional repeats of each run, or of only the new run, that would decide the
-        verdict
     """
 
     verdict: Verdict
@@ -204,7 +199,6 @@ def memory_rates(timed: Sequence[tuple[Result, Result]]) -> MemoryRates:
 
 
 def compare_rows(timed: Sequence[tuple[Result, Result]], rates: MemoryRates) -> list[ComparedRows | None]:
-    """Return the comparison of each pair of timed rows (base, new); None if a row has no usable time."""
     chosen = [_choose(*rows) for rows in timed]
     learned = {}
     for is_short, usual in USUAL.items():

@@ -39,8 +39,6 @@ REPEATS, MOST_REPEATS = 5, 20  # smallest and largest number of repeats that is 
 
 
 class Outcome(Enum):
-    """Outcome of a gate, from best to worst."""
-
     PASSED = "passed"
     NOT_DECIDED = "not decided"
     FAILED = "failed"
@@ -64,10 +62,7 @@ class Gate:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A gate with its outcome for a comparison.
-
-    rows : rows of the new run, or of the base if missing there, that caused the outcome; may be empty
-    """
+    """A gate with its outcome for a comparison."""
 
     gate: Gate
     outcome: Outcome
@@ -160,7 +155,6 @@ def hold_all(gates: Iterable[Gate], comparison: Comparison) -> list[Held]:
 
 
 def exit_status(held: Iterable[Held]) -> int:
-    """Return the exit status for the worst outcome."""
     outcomes = {item.outcome for item in held}
     return next((item.exit_status for item in reversed(Outcome) if item in outcomes), 0)
 

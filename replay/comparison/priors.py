@@ -77,7 +77,6 @@ def _strata(times: Sequence[float], weights: Sequence[float], kinds: Sequence[in
 
 
 def contended_share(row: Result) -> float:
-    """Return the share of a row's runs that were slowed down, from 0 to 1."""
     if row.status == CONTENDED:
         return 1.0
     runs, without_weight = row.samples, (row.weights or []).count(0.0)
@@ -106,10 +105,7 @@ class Prior:
     freedom: float
 
     def posterior(self, squares: float, freedom: int) -> tuple[float, float]:
-        """Return the variance of a case and its degrees of freedom, from the prior and the case's repeats.
-
-        squares, freedom : sum of squared deviations of the repeats from their mean, and its degrees of freedom
-        """
+        """Return the variance of a case and its degrees of freedom, from the prior and the case's repeats."""
         whole = self.freedom + freedom
         return (self.freedom * self.variance + squares) / whole, whole
 
@@ -121,10 +117,7 @@ USUAL = {True: Prior(0.06**2, 4.0), False: Prior(0.03**2, 4.0)}
 
 
 def learn(samples: Sequence[tuple[float, int]], usual: Prior) -> Prior:
-    """Return the prior for the variance of a case's log median, learned from the cases that were repeated.
-
-    samples : for each repeated case, the sum of squared deviations of its repeats and its degrees of freedom
-    """
+    """Return the prior for the variance of a case's log median, learned from the cases that were repeated."""
     if len(samples) < FEWEST:
         return usual
     special = needed("scipy.special")

@@ -30,10 +30,7 @@ _LEAST_OF_ID = 3
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """A line in the list of stored runs.
-
-    dtypes : values of `--dtype`
-    """
+    """A line in the list of stored runs."""
 
     time: str = ""
     trace: str = ""
@@ -103,7 +100,6 @@ class Store:
         return removed
 
     def holds(self, name: str) -> bool:
-        """Return True if `name` refers to runs in the store."""
         return LATEST.fullmatch(name) is not None or (not _holds(Path.is_file, name) and bool(self._named(name)))
 
     def find(self, name: str) -> Path:
@@ -163,7 +159,6 @@ def summary_of(results: Results) -> RunSummary:
 
 
 def usual_folder() -> Path | None:
-    """Return the folder in which results are kept by default, or None if the user has disabled the store."""
     name = os.environ.get(VARIABLE)
     return own_folder() if name is None else Path(name).expanduser() if name else None
 

@@ -49,7 +49,6 @@ def caster(tree: Any, dtype: torch.dtype) -> Callable[[Any], Any]:
 
 
 def cast_signature(signature: Signature, dtype: torch.dtype | None) -> Signature:
-    """Return a signature cast to a dtype; unchanged if it cannot be cast or `dtype` is None."""
     if dtype is None:
         return signature
     try:
@@ -126,7 +125,6 @@ def write(tensor: torch.Tensor, values: torch.Tensor) -> None:
 def draw(
     shape: tuple[int, ...], dtype: torch.dtype, model: Drawable | None, generator: torch.Generator
 ) -> torch.Tensor:
-    """Return a tensor with values from a model, on the device of `generator`."""
     device, written_as = generator.device, memory_dtype(dtype)
     if model is not None:
         return model.draw(shape, written_as, generator)
@@ -171,8 +169,6 @@ def _has_windows(tensor: torch.Tensor) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Recorded values of a tensor in a file, or else values from its model."""
-
     model: ValueModel
     file: TensorFile
     key: str
@@ -201,7 +197,6 @@ class Stored:
 
 
 def drawn_values(trace: Trace) -> Mapping[int, Drawable]:
-    """Return recorded values or else value models by number; warn if recorded values are missing."""
     if not trace.tensors:
         return trace.values
     file_of: dict[str, TensorFile] = {}

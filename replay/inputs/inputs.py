@@ -43,7 +43,6 @@ class DeviceMap:
 
     @property
     def pins(self) -> bool:
-        """True to pin memory that the program pinned."""
         return torch.device(self.replay_device or self.recorded).type != "cpu" and torch.accelerator.is_available()
 
 
@@ -68,10 +67,7 @@ class _Planned:
 
 
 class Inputs:
-    """The arguments of one case in memory, which can be restored to their initial values.
-
-    dtype : dtype to which floating-point tensors are converted; None to keep the recorded dtype
-    """
+    """The arguments of one case in memory, which can be restored to their initial values."""
 
     def __init__(
         self,
@@ -138,7 +134,6 @@ class Inputs:
         return tuple(map(pack, args)), {name: pack(value) for name, value in kwargs.items()}
 
     def use(self, places: Sequence[int]) -> None:
-        """Access the tensor arguments with these indices without changing them, to bring them into the cache."""
         if self._touching is None:
             bytes_of = [memory_of(storage) for storage in self._storages]
             self._touching = [[bytes_of[piece.storage] for piece in planned.pieces] for planned in self._planned]

@@ -35,8 +35,6 @@ def fitting_lengths(lengths: torch.Tensor, most: int, total: int) -> torch.Tenso
     """Return valid row lengths of a sparse tensor: `lengths`, lengthened or shortened in proportion.
 
     lengths : (..., rows) int64, random numbers
-    most : largest length of a row
-    total : sum of the lengths of all rows; at most rows * most
     """
     lengths = lengths.clamp(0, most)
     if lengths.numel() == 0:
@@ -58,7 +56,6 @@ def distinct_in_rows(drawn: torch.Tensor, lengths: torch.Tensor, most: int) -> t
 
     drawn : (elements,) int64, random column numbers of all rows, one row after another
     lengths : (rows,) int64, number of elements in each row, at most `most`
-    most : number of columns
     """
     if drawn.numel() == 0:
         return drawn
@@ -126,7 +123,6 @@ def check_layout(spec: TensorSpec) -> None:
 def draw_indices(
     spec: TensorSpec, values: Mapping[int, Drawable], generator: torch.Generator
 ) -> tuple[torch.Tensor, ...]:
-    """Return valid indices for those parts of a sparse tensor that are indices."""
     match spec.made_of:
         case Coo():
             return (_draw_coo(spec, spec.made_of, values, generator),)

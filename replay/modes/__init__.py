@@ -219,7 +219,6 @@ class ModeOptions:
         return tuple(dict.fromkeys((self.reference, *self.mode)))
 
     def check(self, tuning: Tuning, in_graph: bool = False) -> None:
-        """Raise `UserError` if a mode is unknown, lacks a package or does not support the options."""
         graphs = [name for name in self.all_names if runs_graphs(name)]
         if in_graph and graphs:
             raise UserError(

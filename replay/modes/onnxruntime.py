@@ -27,7 +27,6 @@ Provider = tuple[str, dict[str, str]]  # name of a provider, and its options
 
 @mode("onnxruntime", needs=("onnxruntime", "onnx", "onnxscript"), extra="onnx", devices=("cpu", "cuda"), in_torch=False)
 def with_onnxruntime(task: Task) -> Program:
-    """Return the call as an ONNX model that ONNX Runtime runs on the task's device."""
     import torch
 
     if torch.device(task.device).type == "cpu":
@@ -202,7 +201,6 @@ TENSORRT = "TensorrtExecutionProvider"
     autotunes=True,
 )
 def with_tensorrt(task: Task) -> Program:
-    """Return the call as an ONNX model that TensorRT runs."""
     from opgrip.replay.modes.conversions.runtimes import device_index
 
     check_provider(TENSORRT, "onnxruntime-gpu and tensorrt")

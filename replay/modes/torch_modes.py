@@ -182,7 +182,6 @@ def run_as_called(task: Task) -> Program:
 
 @mode("cpu", differentiable=True, ahead=False)
 def run_on_cpu(task: Task) -> Program:
-    """Return the call as a program that runs on the CPU; its time includes copies from the device and back."""
     from torch import Tensor, device
 
     from opgrip.traces.schema.arguments import map_leaves

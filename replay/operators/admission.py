@@ -42,7 +42,6 @@ def _is_file(extension: str) -> bool:
 
 
 def import_trusted(name: str) -> ModuleType:
-    """Import an extension by module name or file path."""
     torch = sys.modules.get("torch")
     # calls are replayed without gradients, which a script may need when it is imported
     with nullcontext() if torch is None else torch.enable_grad():

@@ -62,7 +62,6 @@ _PRECISIONS = ("highest", "high", "medium")
 
 @contextmanager
 def restored(settings: Mapping[str, Any]) -> Iterator[None]:
-    """Run the `with` block with recorded torch settings."""
     with ExitStack() as stack:
         for name, value in settings.items():
             if name in _SETTERS:

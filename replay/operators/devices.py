@@ -67,14 +67,12 @@ def check_present(device: str) -> None:
 
 
 def name_of(device: str) -> str:
-    """Return a device's product name, such as `NVIDIA H100`, or else `device`."""
     if not is_accelerator(device) or not hasattr(module_of(device), "get_device_name"):
         return device
     return str(module_of(device).get_device_name(device))
 
 
 def facts_of(device: str) -> dict[str, Any]:
-    """Return facts about an accelerator for the header of results."""
     return {"accelerator": describe_accelerators([with_index(device)])} if is_accelerator(device) else {}
 
 
@@ -124,10 +122,7 @@ def _cycles_per_us(device: str) -> float:
 
 
 def limit_device_memory(device: str, limit: int | None) -> int | None:
-    """Limit the accelerator memory that this process may allocate, and return the limit in bytes.
-
-    limit : limit in bytes; None for most of the memory that is free
-    """
+    """Limit the accelerator memory that this process may allocate, and return the limit in bytes."""
     limit = limit or available_memory(device)
     module = module_of(device)
     if limit is not None and hasattr(module, "set_per_process_memory_fraction"):

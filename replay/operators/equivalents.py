@@ -24,8 +24,6 @@ class Equivalent:
     """A call that replaces a recorded call and does the same work.
 
     argument_indices : for each tensor argument, its index among the recorded call's tensors; None for a new tensor
-    result_count : number of results of `signature`, counted from the first, that are also results of the recorded call
-    note : text for the result row that names the operator that runs
     """
 
     signature: Signature

@@ -31,7 +31,6 @@ FindKernel = Callable[[str], Any]
 
 
 def kernel_in(thing: Any) -> Any:
-    """Return the Triton kernel that an object is, or that its autotuners and heuristics wrap."""
     while _is_any(thing, _AROUND):
         thing = thing.fn
     return thing if _is_any(thing, _KERNELS) else None
@@ -170,7 +169,6 @@ def is_trusted(namespace: str, extensions: Collection[str]) -> bool:
 
 
 def namespaces_of(extension: str) -> frozenset[str]:
-    """Import an extension, and return the operator namespaces that it extends."""
     namespaces, problem = _import_once(extension)
     if problem is not None:
         raise Unsupported(f"--extension {extension} cannot be imported: {problem}")

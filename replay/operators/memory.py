@@ -47,7 +47,6 @@ class CallMemory:
 
     allocated : sum of all allocations
     peak : largest amount of allocated memory at one time
-    reserved : largest amount of device memory that torch's allocator reserved during the call
     """
 
     allocated: int
@@ -67,7 +66,6 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def release_memory(device: str) -> None:
-    """Free memory after a call that ran out of it."""
     gc.collect()
     if is_accelerator(device) and hasattr(module_of(device), "empty_cache"):
         module_of(device).empty_cache()
@@ -120,7 +118,6 @@ def _with_device_memory(run: Callable[[], T], device: str) -> tuple[T, CallMemor
 
 
 def limit_memory(limit: int | None, device: str) -> int | None:
-    """Limit the memory that this process may take from now on, and return the limit in bytes."""
     if is_accelerator(device):
         return limit_device_memory(device, limit)
     if limit is None:

@@ -23,7 +23,6 @@ _counters = _places.take_later("torch._dynamo.utils.counters", None, "the modes 
 
 
 def graphs_compiled() -> int:
-    """Return how many graphs dynamo passed to a backend in this process."""
     counters = _counters()
     if counters is None:
         raise Unsupported(f"torch {torch.__version__} does not report what dynamo compiled")
@@ -76,7 +75,6 @@ def has_kernel_on(function: Any, kind: str) -> bool:
 
 
 def graphs_skipped() -> int:
-    """Return how many CUDA graphs inductor was asked to capture in this process but did not."""
     counters = _counters()
     return 0 if counters is None else int(counters["inductor"]["cudagraph_skips"])
 
@@ -112,10 +110,7 @@ _boxed_run = _places.take_later(
 
 
 def packaged(program: torch.export.ExportedProgram, path: str, make: bool) -> Callable[[list[Tensor]], list[Tensor]]:
-    """Return a function that runs an exported program from the AOTInductor package at `path`.
-
-    make : True to compile the program to that package first
-    """
+    """Return a function that runs an exported program from the AOTInductor package at `path`."""
     compile_package, load_package = _compile_package(), _load_package()
     if compile_package is None or load_package is None:
         raise Unsupported(f"torch {torch.__version__} has no AOTInductor")

@@ -22,8 +22,6 @@ class Work:
     """The least work that a call requires.
 
     flops : number of floating-point operations; None if no formula covers the call
-    bytes : number of bytes to read and write
-    dtype : name of the dtype in which the call computes
     operators : number of operators that the dispatcher runs
     """
 

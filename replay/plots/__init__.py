@@ -27,12 +27,7 @@ class PlottedRun(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PlotRequest:
-    """The runs and choices from which a plot is drawn.
-
-    runs : results to plot by name, in drawing order
-    by : how cases are grouped, such as `family` or `op`
-    over : column on the x axis
-    """
+    """The runs and choices from which a plot is drawn."""
 
     runs: Mapping[str, PlottedRun]
     title: str = ""
@@ -48,7 +43,6 @@ class Plot:
     """A kind of plot.
 
     by, over : accepted values of `--by`, the default first, and of `--over`
-    least, most : smallest and largest number of runs that it can draw
     """
 
     summary: str
@@ -92,7 +86,6 @@ FITTING = ("modes", "scaling", "operators")  # kinds of plots that `draw_fitting
 class PlotChoices:
     """A user's choices for a plot; None means the default.
 
-    op : shell pattern for operator names
     case : text with which the keys of the cases to draw begin
     """
 

@@ -36,10 +36,7 @@ reports: Registry[Report] = Registry("opgrip.replay.reports", "opgrip.reports") 
 
 
 def report(suffix: str, **about: Any) -> Callable[[Write], Write]:
-    """Return a decorator that registers a function which writes result files with this suffix.
-
-    about : attributes of `Report` other than `write`
-    """
+    """Return a decorator that registers a function which writes result files with this suffix."""
 
     def enter(write: Write) -> Write:
         reports.register(suffix)(Report(write, **about))
@@ -49,7 +46,6 @@ def report(suffix: str, **about: Any) -> Callable[[Write], Write]:
 
 
 def report_for(path: Path) -> Report:
-    """Return the output format that the suffix of a file name selects."""
     named_report = reports.get(path.suffix)
     if named_report is None:
         raise UserError(f"{path} has no known suffix", f"end its name in {', '.join(reports.names())}")

@@ -38,7 +38,6 @@ OF_HEADER: dict[str, type] = {
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Return the content of untrusted JSON text; raise `ValueError` if it is invalid or nested too deeply."""
     content = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     try:
         document = json.loads(content)
@@ -49,7 +48,6 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def header_of(facts: Mapping[Any, Any], path: Path) -> dict[str, Any]:
-    """Return the checked header from the fields of a result file."""
     header = {str(name): value for name, value in facts.items()}
     for name, kind in OF_HEADER.items():
         if header.get(name) is None:
@@ -105,7 +103,6 @@ def quoted(value: Any) -> str:
 
 
 def cells_in(about: Column, cells: pd.Series[Any], path: Path) -> list[Any]:
-    """Return the checked values in a column of a file."""
     plain = cells.astype(object)
     values: list[Any] = plain.where(plain.notna(), None).tolist()
     try:
@@ -254,7 +251,6 @@ def read_completed(
     """Return the rows of an existing result file after a check that it is of the same replay.
 
     expected : rows of the replay before they are measured
-    header : header of the file that the replay would write
     """
     if report_for(path).read is None:
         return []

@@ -122,7 +122,6 @@ _FORBIDDEN = re.compile(r"[\[\]:*?/\\']")
 
 @report(".xlsx", binary=True, package=("xlsxwriter", "excel"))
 def write_excel(results: Sequence[Result], header: Mapping[str, Any], file: IO[bytes]) -> None:
-    """Write a worksheet for each mode and one for the header."""
     workbook = needed("xlsxwriter", "excel").Workbook(
         file, {"strings_to_formulas": False, "strings_to_urls": False, "nan_inf_to_errors": True, "in_memory": True}
     )
@@ -225,8 +224,6 @@ def _sheet_name(name: str, used_names: set[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Test:
-    """A test in a JUnit document."""
-
     group: str
     name: str
     seconds: float = 0.0
@@ -272,7 +269,6 @@ def _add_suite(root: ElementTree.Element, suite: Suite) -> None:
 
 @report(".xml")
 def write_junit(results: Sequence[Result], header: Mapping[str, Any], file: IO[str]) -> None:
-    """Write a test per row."""
     plain = {name: value for name, value in header.items() if isinstance(value, str | int | float)}
     write_suites([Suite(f"opreplay {header.get('trace', '')}".strip(), list(map(_test, results)), plain)], file)
 

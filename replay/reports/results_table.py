@@ -83,7 +83,6 @@ def print_inputs(results: Sequence[Result], file: IO[str]) -> None:
 
 
 def distinct_inputs(results: Sequence[Result]) -> list[Result]:
-    """Return one row per distinct input and variant, with the number of calls in all traces."""
     by_input: dict[object, dict[object, list[Result]]] = {}
     for row in results:
         variants = by_input.setdefault(row.key or (row.op, row.shapes), {})

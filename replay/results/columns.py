@@ -13,8 +13,6 @@ COLUMN = "column"
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """The declaration of a column of result rows."""
-
     meaning: str
     unit: str = ""  # such as `us`, `mJ` or `bytes`; `1` for a share from 0 to 1
     heading: str = ""  # in the printed table, which has the column if a row has a value; empty to never print it

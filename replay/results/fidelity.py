@@ -58,7 +58,6 @@ class Fidelity:
 
     @classmethod
     def of(cls, times: Sequence[tuple[int, float, float]]) -> Fidelity | None:
-        """Return the difference of (number of calls, captured us, replayed us)."""
         captured_us = fsum(count * captured for count, captured, _ in times)
         if not captured_us:
             return None

@@ -52,7 +52,6 @@ def judge_rows(
     """Return the rows, with verdicts added to those of candidates.
 
     step_us : captured time of all calls of the step; None if the rows belong to no step
-    export : start of the command that exports a case, to which the number of the case is added; empty for none
     """
     from opgrip.replay.results.ratios import base_index
 
@@ -232,7 +231,6 @@ class MeanSaving:
 
 
 def mean_saving(steps: Sequence[JudgedStep]) -> MeanSaving | None:
-    """Return the mean saving over the models of the steps, or None if the judged calls belong to no step."""
     by_model: dict[str, list[JudgedStep]] = {}
     for step in steps:
         if step.share is not None:

@@ -77,7 +77,6 @@ class Origin:
 
 
 def origin_in(trace: str, about: Mapping[str, Any]) -> Origin:
-    """Return the origin that `about` describes, such as a file's untrusted header."""
     words = {word: str(about.get(word) or "") for word in ("run", "library", "family")}
     return Origin(trace, str(about.get("model") or trace), **words)
 

@@ -54,7 +54,6 @@ class PairedRatio:
 
     @classmethod
     def of(cls, row: Result) -> PairedRatio | None:
-        """Return the ratio of a row's time to that of the row it is compared with."""
         columns = PairedColumns.of(row)
         if not row.ratio_p10 or not row.ratio_p50 or not row.ratio_p90 or columns.ratio_error is None:
             return None
@@ -78,7 +77,6 @@ def paired_ratio(pairs: Iterable[tuple[int, float, float]], base_us: float, are_
     """Return the ratio of the times of two functions.
 
     pairs : for each pair of runs: number of the arrangement, time of the function, time of the other function
-    base_us : median time of the other function
     """
     groups_of: dict[int, list[float]] = {}
     for arrangement, ours, theirs in pairs:

@@ -81,14 +81,12 @@ def with_ratios(rows: Sequence[Result], reference: str) -> list[Result]:
 
 
 def ratio_over(row: Result, base: Result) -> float | None:
-    """Return the ratio of two rows' medians, or None if one of them has no valid time."""
     if row.status != OK or base.status != OK or not row.median_us or not base.median_us:
         return None
     return row.median_us / base.median_us
 
 
 def with_ratios_by_case(rows: Iterable[Result], reference: str) -> list[Result]:
-    """Return the rows of several cases in unchanged order, with missing ratios filled in."""
     rows = list(rows)
     indices: dict[tuple[object, ...], list[int]] = {}
     for index, row in enumerate(rows):
@@ -120,7 +118,6 @@ class ClusterColumns(Columns):
 
 
 def shares_of(case: Case) -> list[float]:
-    """Return the share of a case's calls that each of its input sets represents; empty if unknown."""
     if len(case.timing_clusters) != 1 + len(case.input_sets):
         return []
     counts = [len(item.calls) for item in case.timing_clusters]
@@ -142,7 +139,6 @@ def with_timing_clusters(result: Result, case: Case, samples: Samples) -> Result
 
 
 def join_repeats(rows: Sequence[Result]) -> Result:
-    """Return one row that combines the repeats of a case in one mode."""
     # wrong rows are worse than others, those with the largest error worst
     bad = max(
         (row for row in rows if row.status not in RAN),

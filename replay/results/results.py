@@ -264,7 +264,6 @@ class Result:
 
     @property
     def is_captured_doubtful(self) -> bool:
-        """True if the captured time is estimated, of one call, or of calls that vary widely or were all perturbed."""
         if not self.captured_us:
             return False
         return self.captured_spread is None or self.captured_spread > NOISY or self.perturbed >= self.count
@@ -312,7 +311,6 @@ def summarize(results: list[Result]) -> str:
 
 
 def rate_of(amount: int | None, time_us: float) -> float | None:
-    """Return an amount per time in billions per second."""
     return amount / time_us / 1e3 if amount and time_us > 0 else None
 
 

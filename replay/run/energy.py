@@ -60,7 +60,6 @@ class Energy:
     millijoules : energy of one run, including idle power, in mJ
     above_idle_mj : energy of one run minus that of an idle GPU in the same time, in mJ
     clock_mhz : mean clock of the multiprocessors during the runs
-    throttled : reasons why the clock was lower than possible
     """
 
     millijoules: float | None
@@ -82,7 +81,6 @@ class Meter:
     def measure(
         self, run: Callable[[], object], wait: Callable[[], None], seconds: float = SECONDS, idle_s: float = IDLE_S
     ) -> Energy:
-        """Run a call repeatedly, and return the energy of one run."""
         wait()
         if self._idle_w is None:
             self._idle_w = self._idle_watts(idle_s)
@@ -222,7 +220,6 @@ class Clocks:
         return read_and_announce
 
     def of_row(self, number: int, row: int) -> tuple[float | None, str | None]:
-        """Return the mean clock in MHz during a row's runs, and the reasons for throttling."""
         if (number, row) not in self._spans:
             return None, None
         first, last = self._spans[number, row]

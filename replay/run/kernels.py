@@ -49,7 +49,6 @@ def with_kernels(row: Result, runs: Sequence[Sequence[LaunchedWork]], context: M
     """Return a row with the columns about kernels.
 
     runs : the device work of each recorded run, in order of launch; at least one run
-    context : torch settings recorded with the call
     """
     from opgrip.platform.peaks import datasheet_of
     from opgrip.replay.operators.devices import name_of

@@ -117,10 +117,7 @@ class RunRequest:
     """The cases to replay and how to run them, as plain values that can be sent to other processes.
 
     trace : path of the trace, or name of the samples or operators
-    detail : True to keep the traceback of an error in addition to its reason
-    store : folder for compiled programs; None to keep none
     profiled : name of the profiler that records the timed runs, or empty
-    timelines : folder for the timelines of torch's profiler
     """
 
     trace: str = ""
@@ -163,7 +160,6 @@ def identity(request: RunRequest) -> dict[str, Any]:
 
 
 def identifying_options(request: RunRequest) -> dict[str, Any]:
-    """Return the options that affect the rows of a replay, as JSON-compatible values."""
     options: dict[str, Any] = json.loads(json.dumps(asdict(replace(request, limits=RunLimits(), store=None))))
     del options["trace"], options["shard"], options["sandbox"]
     return options
@@ -192,9 +188,6 @@ def settle_shard(args: argparse.Namespace) -> None:
 
 
 def shard(text: str) -> Shard:
-    """Return the shard that a text such as `3/16` describes, or for `auto` the one that this process's launcher
-    assigned.
-    """
     if text == AUTO:
         return shard_of_environment(os.environ)
     match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)

@@ -125,7 +125,6 @@ class UntrustedProcess:
                 raise WrongResultError("its process cannot be stopped")
 
     def read(self, address: int, size: int) -> Tensor:
-        """Return a copy of `size` bytes of the process's memory, (size,) uint8."""
         data = bytearray(size)
         view, done = memoryview(data), 0
         try:
@@ -426,8 +425,6 @@ Check = Callable[[Inputs, RunOutputs], ResultVerdict]
 
 @dataclass(slots=True, kw_only=True)
 class UntrustedFunction(TimedFunction):
-    """A function that is timed in another process, with new values and new memory in each run."""
-
     call: UntrustedCall
     draw: Callable[[int, int], Inputs]
     check: Check | None

@@ -51,8 +51,6 @@ class Workload:
     """A request together with the loaded trace, its cases and the device.
 
     source_cases : selected cases of the trace, before a shard takes its part
-    batches : which tensors of the trace have a batch dimension; None if the batch is not scaled
-    memory : True to measure the memory that a call allocates
     adds_gradients : True if all floating-point arguments require gradients, because the trace does not record which do
     judges_backward : True to judge candidates also on gradients, because the trace has a backward pass
     """
@@ -141,7 +139,6 @@ class Workload:
 
 
 def load_workload(request: RunRequest) -> Workload:
-    """Load the trace of a request and select its cases."""
     selection = request.selection
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -208,7 +205,6 @@ def recorded_device(trace: Trace) -> str:
 
 
 def device_of(signature: Signature, workload: Workload) -> str:
-    """Return the device on which a call runs in the replay."""
     devices = {workload.place(spec.device) for spec in tensors([signature.args, signature.kwargs])}
     return next((device for device in sorted(devices) if device != "cpu"), workload.device)
 

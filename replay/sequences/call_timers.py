@@ -59,7 +59,6 @@ class HostTimer:
     """Times calls with the host's clock; on an accelerator, this measures their launches.
 
     new_memory : newly mapped memory that results of calls should get, by index of the call
-    wait : function that waits for the device before each call
     """
 
     def __init__(self, new_memory: Mapping[int, NewMemory], wait: Callable[[], None] | None = None) -> None:
@@ -136,7 +135,6 @@ class DeviceClockTimer:
 
 
 def typical_ns(passes: Sequence[Sequence[int]]) -> list[float]:
-    """Return the median time of each call over all passes; a pass is a list with the time of each call."""
     medians: list[float] = np.median(np.array(passes, dtype=np.float64), axis=0).tolist()
     return medians
 
@@ -146,9 +144,8 @@ SHARE = 0.05  # share of a pass's time; a pass that is disturbed for longer coun
 
 
 class Slowdown:
-    """Detects passes during which the processor was slowed down, and calls during which other processes used the cores.
-
-    processes : number of processes that run the step on this machine
+    """Detects passes during which the processor was slowed down, and calls during which other processes used the
+    cores.
     """
 
     def __init__(self, processes: int = 1) -> None:
@@ -187,7 +184,6 @@ class Slowdown:
 
     @property
     def is_contended(self) -> bool:
-        """True if other processes used the cores for more than `SHARE` of the pass."""
         return self._contended_ns > SHARE * (self._checked_ns - self._began_ns)
 
     @property
@@ -227,7 +223,6 @@ class CallProgram:
     """The program that runs the calls of a signature in a mode.
 
     program : None if the mode cannot run the calls, which then run in eager so that later calls get their results
-    first_ms : time to prepare the program and run it once
     max_abs, max_rel : largest absolute and relative difference from the results of eager
     """
 
@@ -260,9 +255,6 @@ class SequenceSettings:
 
     repeats : number of timed passes; None for as many as `precision` needs within `budget_s` seconds, at least 3
     precision : target for the interquartile range of the passes' times, relative to their median
-    room_bytes : memory limit; None for most of the free memory
-    store : folder for compiled programs
-    in_graphs : True to run the calls in graphs of the device, such as CUDA graphs
     in_pairs : True to time each pass also in eager, so that the mode can be compared with eager
     """
 

@@ -155,7 +155,6 @@ class GeneratedValues:
         self._deferred: list[tuple[torch.Tensor, float]] = []
 
     def write(self, number: int, spec: TensorSpec) -> None:
-        """Write generated values into the memory of a tensor."""
         if not self._memory.holds(number, spec):
             self._memory.renew(number)
         target, drawn = self._memory.view(number, spec), self._tensor(spec)
@@ -183,7 +182,6 @@ class GeneratedValues:
         return _is_within(float(largest), limit)
 
     def found_excess(self) -> bool:
-        """Make the checks that `allows_floats` has deferred; return True if one of them fails."""
         deferred, self._deferred = self._deferred, []
         if not deferred:
             return False
@@ -214,7 +212,6 @@ class GeneratedValues:
 
 
 def never_flowing(signature: Signature, specs: tuple[TensorSpec, ...], values: Mapping[int, ValueModel]) -> set[int]:
-    """Return the indices of the argument tensors that are never taken from earlier calls."""
     if signature.kind != EXTENSION:
         return set()
     return {index for index, spec in enumerate(specs) if not (can_flow(spec) and _are_plain_floats(spec, values))}
@@ -268,8 +265,6 @@ class CallPlan:
     status : `replayed` on results of earlier calls, `substituted` on generated arguments, or `unsupported` if it does
         not run
     refilled : indices of the argument tensors that are filled with new values before each run
-    reason : why the status is not `replayed`
-    row_status : status of the result row if no call of the signature runs
     """
 
     status: str = REPLAYED
@@ -284,7 +279,6 @@ class DryRun:
 
     excluded : status and reason of calls that must not run, by signature number
     announce : called with the signature number before each call
-    programs : programs for a mode other than eager, by signature number
     has_others : True if other ranks run their part of the step at the same time
     """
 
@@ -363,8 +357,7 @@ class DryRun:
         """Run a call that needs other ranks, and return True; return False for other calls."""
         return False
 
-    def finish(self) -> None:
-        """Wait for collectives that are still running at the end of a pass."""
+    def finish(self) -> None: ...
 
     def begin(self) -> None:
         self.memory.begin()
@@ -395,7 +388,6 @@ class DryRun:
                     self.memory.unmade[number] = reason_of(error)
 
     def mark_not_replayed(self, call: FlowingCall, plan: CallPlan, reason: str) -> None:
-        """Change the plan of a call that failed to `substituted` or `unsupported`."""
         plan.refilled = set()
         try:
             if plan.status != REPLAYED:

@@ -30,8 +30,6 @@ SEEDS = 1 << 62
 class StepMemory:
     """The storages of a step, by number.
 
-    needs : required size and views of each storage, by number
-    outside : numbers of the storages that exist before the first call
     limit : largest number of bytes of live storages and kept values together
     live : existing storages by number; a storage that a call creates exists until the last call that uses it
     unmade : reason why a storage could not be created, by number
@@ -128,7 +126,6 @@ class StepMemory:
                 raise Unsupported(f"it needs {size} bytes, more memory than is available")
 
     def view(self, number: int, spec: TensorSpec) -> torch.Tensor:
-        """Return a tensor with this spec in a storage."""
         storage = self.live.get(number)
         if storage is None:
             raise Unsupported(self.unmade.get(number, "no recorded call returned the memory that it reads"))
@@ -211,7 +208,6 @@ Action: TypeAlias = tuple[bool, int, int]
 class StreamPlan:
     """The stream on which each call of a step runs.
 
-    of_call : stream of each call
     before : by index of a call, what streams do before it: wait for marks, or set marks (points for which others wait)
     crossing : for each storage that several streams use, the numbers of these streams
     """

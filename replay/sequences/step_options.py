@@ -38,7 +38,6 @@ class RankLaunch:
     """One of the processes that a launcher such as torchrun started together.
 
     local_rank, local_world_size : rank among the processes on this machine, and their number
-    address, port : address of the store through which the ranks find each other
     """
 
     rank: int
@@ -150,7 +149,6 @@ def rows_of(result: SequenceResult, cases: Sequence[Case], workload: Workload) -
 
 
 def totals_of(result: SequenceResult) -> dict[str, Any]:
-    """Return the totals of a step for the header of a result file."""
     totals = asdict(result)
     del totals["device"], totals["signatures"], totals["saved"]
     if not result.has_captured_times:

@@ -26,9 +26,7 @@ class Pass:
     """Times and memory of one pass over a step.
 
     peak_bytes : largest size of the memory that calls allocated
-    on_device : indices of the calls that were timed with a device's clock
     is_contended : True if other processes used the cores for a relevant share of the pass
-    contended_calls : indices of the calls during which other processes used the cores
     eager : pass in eager that was timed just before or after this one, if the mode is compared with eager
     """
 
@@ -51,11 +49,8 @@ class Pass:
 class Passes:
     """The timed passes over a step.
 
-    kept : passes whose times count
     contended : passes in which other processes used the cores; only their undisturbed calls can count
     is_contended : True if `kept` contains contended passes because there are no others
-    waited_ns : time spent waiting for other processes to leave the cores
-    dropped : number of slowed passes whose times do not count
     """
 
     kept: list[Pass] = field(default_factory=list)
@@ -106,7 +101,6 @@ class PairedSaving:
 def paired_saving(passes: Sequence[Pass], own: Mapping[int, int]) -> PairedSaving:
     """Return the share of the step's time that a mode saves.
 
-    passes : passes in the mode, each with its pass in eager
     own : signature numbers of the calls that run in the mode, by index of the call
     """
     pairs = [(one.times_ns, one.eager.times_ns) for one in passes if one.eager]
@@ -209,8 +203,6 @@ def run_call(dry_run: DryRun, call: FlowingCall, plan: CallPlan, watch: CallTime
 def in_pairs(begin: Callable[[], None]) -> RunPass:
     """Return a function that runs and times each pass twice: with the programs of the mode and, just before or after,
     in eager.
-
-    begin : restores the state before the first call
     """
     is_eager_first = False
 

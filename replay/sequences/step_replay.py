@@ -103,9 +103,7 @@ class Between:
 class StepGraphs:
     """Replays a step as graphs of the device, such as CUDA graphs; the first replay captures them.
 
-    begin : restores the state before the first call
     breaks : indices of the calls that run between graphs
-    parts : the graphs, and the calls between them, in order
     """
 
     begin: Callable[[], None]
@@ -153,7 +151,6 @@ class StepGraphs:
         ), failure
 
     def described(self, dry_run: DryRun, result: SequenceResult) -> SequenceResult:
-        """Return the result without times of single calls, which graphs do not show, and with the number of graphs."""
         if result.failure:
             return result
         return replace(
@@ -330,10 +327,7 @@ def measure_passes(
     on_progress: ProgressCallback,
     run_pass: RunPass,
 ) -> Passes:
-    """Complete the dry run, and time passes with the host's clock until there are enough of them.
-
-    memory : newly mapped memory that results of calls should get, by index of the call
-    """
+    """Complete the dry run, and time passes with the host's clock until there are enough of them."""
     if memory:
         pages.keep_freed_memory()
     begin = _beginning(dry_run, settings)
@@ -526,8 +520,6 @@ class Confirmation:
     error : half of the 95 % interval of `saving`
     own_saving, own_error : part of `saving` in the calls of candidates, and half of its 95 % interval
     share : share of the replayed step's time that the calls of candidates take in eager
-    calls : number of calls that the candidates ran
-    passes : number of timed passes with candidates; as many ran without
     estimated : saving in the recorded step that is estimated from single calls
     estimated_here : the same for the replayed step, in which the calls take other shares than in the recorded one
     """
@@ -556,10 +548,7 @@ class Confirmation:
 
 
 def confirm(workload: Workload, judged: JudgedStep | None, on_progress: ProgressCallback) -> Confirmation:
-    """Replay the whole step with and without the candidates in turn; return what they save.
-
-    judged : saving that is estimated from single calls
-    """
+    """Replay the whole step with and without the candidates in turn; return what they save."""
     step = replay_apart(workload, on_progress, may_fork=False)
     if step.saved is None:
         raise UserError("the whole step cannot be replayed with the candidates", step.failure)

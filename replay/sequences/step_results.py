@@ -28,8 +28,6 @@ class SignatureTimes:
     """How the calls of a signature ran, and their times over all timed passes.
 
     substituted : number of calls that ran on generated arguments
-    redrawn : number of calls some of whose input values were generated
-    samples : number of timings
     spread : interquartile range of the timings, relative to their median
     host_us : median by the host's clock if the other times are by a device's clock
     """
@@ -70,18 +68,12 @@ class SequenceResult:
 
     replayed : number of calls that ran on the results of earlier calls
     substituted : number of calls that ran on generated arguments
-    redrawn : number of calls some of whose inputs were generated
-    not_replayed : calls that were not replayed, by operator, status and reason
     captured_ms : sum of the times of all calls, by the device's clock for calls that ran on a device
     captured_wall_ms : time from the start of the first call to the end of the last
     captured_device_ms : time that an accelerator was busy; None if the trace lacks it
-    unsupported_ms, unsupported_host_ms : parts of `captured_ms` and `captured_host_ms` due to calls that did not run
-    replayed_ms, replayed_host_ms, replayed_wall_ms : as the captured times, in each pass
-    outside_bytes : memory that exists before the first call
     critical_calls : number of calls on the captured critical path: the slowest chain in which each call takes results
         of the previous one
     in_eager : number of calls that ran in eager because the mode cannot run them or returns other results
-    failure : reason why nothing was measured
     saved : share of the step's time that the mode saves; None if it was not compared in pairs with eager
     """
 
@@ -197,7 +189,6 @@ def make_result(
 
 
 def under_mode(result: SequenceResult, mode: str, programs: Mapping[int, CallProgram]) -> SequenceResult:
-    """Return the result with notes on the mode's programs, and without times of calls that ran in eager."""
     signatures, in_eager = [], 0
     for item in result.signatures:
         own = programs.get(item.signature)

@@ -86,7 +86,6 @@ class ConcurrentRun:
 
     loaded : mean time of a run in ns in each repeat; a repeat lasts until all functions have run once
     overlap : time of all functions one after the other, divided by their time when run concurrently
-    together : number of concurrent runs
     """
 
     timed_function: TimedFunction
@@ -102,10 +101,7 @@ def measure_concurrently(
     device: str,
     announce: Announce = lambda number, row: None,
 ) -> Iterator[ConcurrentRun]:
-    """Measure the functions of each group in batches of `count` that run concurrently.
-
-    announce : called before a batch runs, for each of its cases
-    """
+    """Measure the functions of each group in batches of `count` that run concurrently."""
     for group in groups:
         with restored(group.settings), torch.set_grad_enabled(group.grad), no_garbage_collection():
             for start in range(0, len(group.functions), count):

@@ -53,7 +53,6 @@ def keep_freed_memory() -> None:
 
 @contextmanager
 def keeping_freed_memory() -> Iterator[None]:
-    """Apply `keep_freed_memory` in the `with` block."""
     huge_pages_disabled = _prctl(PR_GET_THP_DISABLE, 0)
     keep_freed_memory()
     try:
@@ -145,7 +144,6 @@ class FaultCount:
         return faults() - self._before.ru_minflt
 
     def were_slow(self, duration_ns: float) -> bool:
-        """Return True if page faults took much longer than usual."""
         fault_ns = usual_fault_ns()
         usual_ns = None if fault_ns is None else fault_ns * self.faults
         if usual_ns is None or duration_ns < SLOW * usual_ns / torch.get_num_threads():

@@ -49,10 +49,7 @@ Announce = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class FunctionGroup:
-    """Functions that run under the same settings of torch.
-
-    grad : True if calls record an autograd graph
-    """
+    """Functions that run under the same settings of torch."""
 
     settings: Mapping[str, Any]
     grad: bool
@@ -65,7 +62,6 @@ class Measurer:
 
     flush : function that empties the caches before a run; None to leave them unchanged
     announce : called before each run with case number and row index
-    workers : function that returns the ids of the processes that run the functions; None if this process runs them
     """
 
     def __init__(

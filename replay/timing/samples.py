@@ -29,7 +29,6 @@ class Samples:
     fewest : minimum number of runs, unless the time budget is too short
     in_order : times of all runs in ns, in the order of the runs
     contended : (stratum, time) of runs during which other processes used the cores; they only count if `is_contended`
-    spent_ns : time of the runs and of the work between them, in ns
     """
 
     def __init__(self, shares: Mapping[Hashable, float], alike: bool = False, fewest: int = FEWEST) -> None:
@@ -187,10 +186,7 @@ def trim(weights: Sequence[float]) -> list[float]:
 
 
 def quantile(times: Sequence[float], weights: Sequence[float] | None, share: float) -> float:
-    """Return the time up to which the times have the given share of the total weight.
-
-    weights : weight of each time; None for equal weights, with which times are interpolated
-    """
+    """Return the time up to which the times have the given share of the total weight."""
     if weights is None:
         return float(np.quantile(times, share))
     all_times, all_weights = np.asarray(times, dtype=np.float64), np.asarray(weights, dtype=np.float64)

@@ -103,7 +103,6 @@ class LaunchTime:
     it.
 
     ns : expected time of the next launch; 0 if unknown
-    outlasting : number of launches that took longer than the device was kept busy
     """
 
     ns: float = 0.0
@@ -124,7 +123,6 @@ class LaunchTime:
 
     @property
     def is_waited_for(self) -> bool:
-        """True if the device had to wait for the host's launch in most runs."""
         return self.outlasting * 2 > self.count
 
 
@@ -144,10 +142,7 @@ class Stopwatch:
     def time(
         self, function: Function, runs: Sequence[Arguments], span: Range, launch: LaunchTime, graph: Any = None
     ) -> float:
-        """Return the time of one run in ns: the mean over `runs`, which are timed together.
-
-        graph : the runs as a CUDA graph; None to call the function
-        """
+        """Return the time of one run in ns: the mean over `runs`, which are timed together."""
         if graph is not None:
             return self._by_events(graph.replay, span, launch) / len(runs)
         if self.method == EVENTS:

@@ -52,11 +52,9 @@ class TimedFunction:
 
     mutates : True if runs change the arguments, which are then restored before each run
     fresh : share of the program's calls whose results are in newly mapped pages; None if irrelevant or unknown
-    enter : function that converts arguments for `function`; the conversion is not timed
     shares : share of the program's calls that each input set represents; empty if all are equal
     exchanges : key of the functions of a case that have equal arguments and may exchange them; None for no exchange
     frames : number of frames to add to the C stack before the next timed run
-    recorded : for each recorded run after the timed ones, the work that it launched on the device
     """
 
     number: int

@@ -46,7 +46,6 @@ KIND = "kind:"  # prefix of a node resource that names the kind of the machine, 
 class RayTask:
     """Cases that one worker compiles together, or measures in the same rounds.
 
-    cases : case numbers
     losses : number of workers that ended while they ran these cases
     """
 
@@ -54,7 +53,6 @@ class RayTask:
     losses: int = 0
 
     def after_loss(self) -> list[RayTask]:
-        """Return the tasks to run after a worker was lost."""
         lost = replace(self, losses=self.losses + 1)
         if lost.losses < LOSSES - 1 or len(self.cases) == 1:
             return [lost]
@@ -63,10 +61,7 @@ class RayTask:
 
 @dataclass(slots=True, eq=False)
 class RaySlot:
-    """A worker process on a node of the cluster.
-
-    kind : kind of machine that a resource of the node names; empty if none does
-    """
+    """A worker process on a node of the cluster."""
 
     node: str
     actor: Any
@@ -279,8 +274,6 @@ def _last_line(error: BaseException) -> str:
 
 
 class RayExecutor:
-    """Runs cases on the workers of a Ray cluster."""
-
     runs_here = False
 
     def __init__(self, ray: Any, options: EngineOptions) -> None:
@@ -319,7 +312,6 @@ class RayExecutor:
         return {**pool.about, "environment": environment, "machines": dict(pool.machines)}
 
     def compile(self, workload: Workload, done: Collection[int], reporter: Reporter, may_fork: bool) -> CachedRows:
-        """Compile, on the workers, the functions of the rows whose mode needs a compiler."""
         self._begin(workload)
         pool = self.pool(workload.device)
         self._report_threads(workload, reporter)
@@ -423,7 +415,6 @@ class Processors:
     """Pins this process and its children to processors that no other worker of this user uses.
 
     count : number of processors; 0 to pin none
-    wait_s : time in seconds to wait for processors that other workers use
     """
 
     def __init__(self, count: int, wait_s: float = WAIT_S) -> None:
@@ -495,10 +486,7 @@ class RayWorker:
         self._copied = "-", "-"
 
     def describe(self, device: str, versions: Mapping[str, str]) -> dict[str, Any]:
-        """Return facts about this machine for the header of results, or the reason why it cannot run cases.
-
-        versions : versions of packages on the user's machine, which must be the same here
-        """
+        """Return facts about this machine for the header of results, or the reason why it cannot run cases."""
         try:
             check_present(device)
         except UserError as error:
@@ -518,11 +506,7 @@ class RayWorker:
         self._folder.cleanup()
 
     def compile(self, number: int, bundle: Sequence[Any], cases: Sequence[int], jobs: int | None) -> bytes:
-        """Compile the programs of the given cases, and return a message with the rows of each case.
-
-        number : number of the workload in the user's command; its trace is loaded once
-        bundle : list with a reference to the request and its files
-        """
+        """Compile the programs of the given cases, and return a message with the rows of each case."""
 
         def compiled() -> list[Any]:
             workload = self._load(number, bundle)

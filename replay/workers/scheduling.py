@@ -93,8 +93,6 @@ def make_ahead(
 
 
 class DealtWindows:
-    """Distribution of windows (groups of cases that are measured in the same rounds) to devices."""
-
     def __init__(self, workload: Workload, done: Collection[int]) -> None:
         devices = workload.devices
         cases = sorted((case for case in workload.cases if case.number not in done), key=workload.surroundings.first)
@@ -117,7 +115,6 @@ def run_cases(
 ) -> Iterator[list[Result]]:
     """Return an iterator that yields the rows of each case when it is done.
 
-    done : numbers of cases to leave out
     cached_rows : rows of the variants that were compiled before, by case number and row number
     """
     without: list[int] = []

@@ -78,7 +78,6 @@ class Worker:
         self._child.send(message)
 
     def receive(self, wait_s: float = POLL_S) -> list[Any] | Ended:
-        """Return the messages received within `wait_s` seconds, or the reason why the worker process has ended."""
         assert self._child is not None, "it was asked"
         received = self._child.receive(wait_s)
         if isinstance(received, Ended):
@@ -163,7 +162,6 @@ def start_child(
     `module`.
 
     may_fork : True if this process has not used torch yet
-    others : values for the module in addition to the request
     """
     request = workload.request
     if may_fork and not workload.source_cases.has_run_code and workload.device == "cpu" and not request.sandbox:
@@ -175,7 +173,6 @@ def start_child(
 
 
 def serve(workload: Workload, source: int, output: int, heartbeat: Heartbeat) -> None:
-    """Run the requested cases until the input ends, in the worker process."""
     heartbeat.rest()
     # the last line of a dying process must be the reason
     warnings.simplefilter("ignore")
@@ -240,7 +237,6 @@ def _end_copy(process: int) -> None:
 
 
 def by_case(records: Collection[tuple[int, int, dict[str, Any]]]) -> dict[int, dict[int, Result]]:
-    """Return rows by case and row number, from (case number, row number, row as plain values)."""
     rows_by_case: dict[int, dict[int, Result]] = {}
     for number, row, result in records:
         rows_by_case.setdefault(number, {})[row] = Result.from_plain(result)

@@ -122,7 +122,6 @@ def module_folder(binary: str) -> Path | None:
 
 
 def kernels_of_csv(text: str, requested_metrics: Sequence[str]) -> Iterator[NcuKernel]:
-    """Yield the kernels in the CSV text that `ncu --page=raw` printed."""
     lines = text.splitlines(keepends=True)
     # ncu prints messages before the table
     start = next((index for index, line in enumerate(lines) if line.lstrip("\ufeff").startswith(f'"{FIRST}"')), None)
@@ -286,7 +285,6 @@ class Ncu:
     """How to run ncu, and what it measures.
 
     report : start of the reports' paths, to which `.batchN.ncu-rep` is added
-    batch_size : number of cases per ncu process
     command : command line that contains `{command}` and starts ncu on another machine; None to run ncu on this one
     """
 
@@ -443,7 +441,6 @@ def _run(ncu: Ncu, request: RunRequest, report: Path, command: Sequence[str]) ->
 
 
 def in_template(template: str, command: Sequence[str]) -> list[str]:
-    """Return the words of a command template, with `{command}` replaced by the words of `command`."""
     words: list[str] = []
     for word in shlex.split(template):
         words += command if word == COMMAND else [word.replace(COMMAND, shlex.join(command))]

@@ -58,12 +58,6 @@ def limit_of(
     launches: bool = True,
     by_interpreter: bool = True,
 ) -> Limit:
-    """Return the least time that a machine needs for a call.
-
-    size : number of bytes to move
-    cold : True if the caches are empty before the call
-    by_interpreter : True if operators are launched one by one and not fused
-    """
     level = ceilings.level(size, threads, cold)
     rate = ceilings.rate(dtype, threads)
     launch = ceilings.launch_us if size or flops else ceilings.dispatch_us
@@ -85,7 +79,6 @@ def with_limits(
     dtype_of: Callable[[Result], str | None] = lambda row: row.math_dtype,
     launches: bool = True,
 ) -> list[Result]:
-    """Return the rows, with `LimitColumns` if their limit is known."""
     return [_with_limit(row, ceilings, threads_of(row), dtype_of(row), launches) for row in rows]
 
 

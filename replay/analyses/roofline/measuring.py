@@ -82,7 +82,6 @@ def measure(device: str, on_progress: ProgressCallback = ignore_progress) -> Pea
 
 
 def products_of(kind: str) -> dict[str, MatrixProduct]:
-    """Return the matrix products to measure on a type of device, such as `cuda`, by the dtype in which they compute."""
     if kind == "cpu":
         return PRODUCTS
     return PRODUCTS | (ROUNDED if kind in KINDS else {}) | ON_ACCELERATORS

@@ -22,7 +22,6 @@ class CaseSet:
 
     are_calls : True if each case represents single calls of a trace, for which preceding calls are known
     all_cases : all cases of the trace, if the selection includes all of them; else None
-    has_run_code : True if functions of users or samples ran while the cases were created
     is_cut : True if the source has already applied `--start`, `--stop` and `--sample`
     """
 
@@ -39,7 +38,6 @@ class Source(Protocol):
 
     lacks : kinds of input, such as `traces` and `samples`, that this source does not read
     place : position in the order of sources; the first source whose `takes` returns True is used
-    in_program : True if its cases come from a program and have preceding calls
     """
 
     lacks: Sequence[str]
@@ -51,8 +49,7 @@ class Source(Protocol):
 
     def open(self, target: str, selection: Selection, extensions: Collection[str]) -> CaseSet: ...
 
-    def fingerprint(self, target: str) -> str:
-        """Return a hash of the target's content."""
+    def fingerprint(self, target: str) -> str: ...
 
 
 sources: Registry[Source] = Registry("opgrip.replay.cases.sources", "opgrip.sources")

@@ -70,7 +70,6 @@ class OperatorSource:
 def target_of(operators: Sequence[str], inputs: Sequence[str], extensions: Sequence[str] = ()) -> str:
     """Return one target text for `--operator` and `--inputs`, such as `operator:aten.mm [{"self": [4, 4], ...}]`.
 
-    operators : operator names, with or without overload, which may contain wildcards
     inputs : JSON texts, each an object of arguments by name, or a list of such objects
     """
     configurations: list[Any] = []

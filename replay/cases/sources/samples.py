@@ -65,7 +65,6 @@ def read_folders(targets: Sequence[Path]) -> list[SampleFolder]:
 
 
 def gripped_samples(folders: Sequence[Path], patterns: Sequence[str] = (), tags: Sequence[str] = ()) -> Iterator[Case]:
-    """Yield a case for each distinct recorded call of the selected samples."""
     requested_tags = {tag.lower() for tag in tags}
     for sample in map(read_sample, folders):
         if matches(sample.name, patterns) and requested_tags <= {tag.lower() for tag in sample.tags}:
@@ -75,7 +74,6 @@ def gripped_samples(folders: Sequence[Path], patterns: Sequence[str] = (), tags:
 
 
 def gripped_calls(trace: Trace, selection: Selection, folders: Sequence[Path]) -> list[Case]:
-    """Return cases of the gripped calls of a trace whose functions have a sample in one of the folders."""
     samples = {sample.origin: sample for sample in read_folders(folders)}
     names = _function_calls(trace)["op"]
     if names.empty:
@@ -221,7 +219,6 @@ def names_samples(target: str) -> bool:
 
 
 def sample_cases(target: str, patterns: Sequence[str] = (), tags: Sequence[str] = ()) -> list[Case]:
-    """Return cases of the configurations of shipped samples, and of the recorded calls of gripped samples."""
     folders, name = _folders(target), _shipped_name(target)
     if folders and PurePath(target).parts[:1] == (SHIPPED,):
         warnings.warn(_note(target, len(folders)), stacklevel=2)
@@ -298,8 +295,6 @@ SHIPPED = "samples"  # target that means all shipped samples
 
 @dataclass(frozen=True, slots=True)
 class ConfigurationTensor:
-    """Input values from one tensor of a sample's configuration."""
-
     name: str
     configuration: str
     place: int

@@ -64,8 +64,6 @@ CONFIGURATIONS = "param"  # name of the format of PARAM's files of operator conf
 
 
 class ConfigurationSource:
-    """Reads PARAM's operator configurations."""
-
     lacks: Sequence[str] = ("samples",)
     hint = "replay samples with: opreplay samples --tag ..."
     place = 900

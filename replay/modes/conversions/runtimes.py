@@ -44,7 +44,6 @@ RANDOM = "get_and_rotate_prng_key"
 
 
 def start(task: Task) -> Any:
-    """Start jax with a task's device, threads, precision and cache folder, and return the jax device."""
     place = torch.device(task.device)
     _set_platform(place)
     _set_threads(task.threads)
@@ -208,10 +207,7 @@ class TensorCall(nn.Module):
 
 
 def exported(task: Task, in_place: bool = False) -> tuple[torch.export.ExportedProgram, TensorCall]:
-    """Return the program that torch.export makes from a call, and the module that was exported.
-
-    in_place : False to write into copies of the arguments
-    """
+    """Return the program that torch.export makes from a call, and the module that was exported."""
     call = TensorCall(task, in_place)
     tensors = tensors_in([task.args, task.kwargs])
     if not tensors:

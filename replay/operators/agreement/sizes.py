@@ -208,7 +208,6 @@ _nested_compute_contiguous_strides_offsets
 
 
 def expanded(names: str) -> list[str]:
-    """Return the operators that a text such as `add{,_} mul` names."""
     operators = []
     for name in names.split():
         parts = re.split(r"\{(.*?)\}", name if "::" in name else f"aten::{name}")

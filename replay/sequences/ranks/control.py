@@ -86,7 +86,6 @@ class Control:
         return [json.loads(bytes(part.numpy())) for part in self.share_tensors(text)]
 
     def share_tensors(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """Send a one-dimensional tensor to all ranks, and return the tensor of each rank."""
         length = torch.tensor([len(tensor)])
         lengths = [torch.empty_like(length) for _ in range(self.launch.world_size)]
         self._waiting_for_others(lambda: distributed.all_gather(lengths, length))
@@ -114,7 +113,6 @@ class Control:
         return result  # type: ignore[return-value]
 
     def refuse(self, reason: str) -> NoReturn:
-        """End all ranks because this one cannot continue."""
         self._is_ending = True
         if not self._life.is_first_to_tell():
             raise SystemExit(USAGE_ERROR)
@@ -124,7 +122,6 @@ class Control:
         )
 
     def lost(self, error: Exception) -> NoReturn:
-        """End this rank because another rank ended."""
         self._is_ending = True
         silent = self._life.silent_ranks(SILENT_S)
         if not self._life.is_first_to_tell():

@@ -40,7 +40,6 @@ def recorded_ranks(trace: Trace) -> dict[int, int | None]:
 
 
 def own_file(paths: Sequence[Path], rank: int, unbounded: bool = False) -> Path:
-    """Return the path of the trace that one rank recorded."""
     for path in paths:
         if read_header(path, unbounded).fields.get("rank") == rank:
             return path
@@ -133,7 +132,6 @@ class Offer:
 
     kind, reduction, peer, member_bytes, dtype, splits : as in `ReplayedCollective`
     rank : position of this rank in the group
-    reason : why the collective cannot run; empty if it can
     """
 
     kind: str
@@ -167,10 +165,7 @@ class Offer:
 
 
 def offer_of(collective: ReplayedCollective | str, reason: str = "") -> Offer:
-    """Return the description of a collective, also if it cannot run.
-
-    collective : the collective, or the reason why it could not be read
-    """
+    """Return the description of a collective, also if it cannot run."""
     if isinstance(collective, str):
         return Offer("", "", (), 0, "", None, 0, "", None, collective)
     group = collective.group
@@ -192,8 +187,6 @@ def offer_of(collective: ReplayedCollective | str, reason: str = "") -> Offer:
 class Meeting:
     """One collective, which consists of a call in each of several ranks.
 
-    members : ranks that take part
-    bytes : size from which bandwidths are computed
     places : for each rank, the index of its call among the rank's collectives
     """
 
@@ -226,7 +219,6 @@ Table: TypeAlias = tuple[Sequence[Offer], Sequence[int]]
 def make_plan(tables: Sequence[Table], scale: bool) -> RankPlan:
     """Decide which collectives run, from the descriptions of all ranks.
 
-    tables : descriptions of the collectives of each rank that was started
     scale : True to run a collective even if some ranks of its group were not started
     """
     lines: dict[_Line, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))

@@ -58,8 +58,6 @@ class ReplayedCollective:
     reduction : torch's name of the reduction in upper case; empty if the kind has none
     peer : position of the root, or of the other side of a message, in the group; None if there is none
     form : `flat` if one tensor contains the parts of all members, `lists` if each part is a tensor
-    makes_result : True if it returns new tensors, as functional collectives do, instead of writing into arguments
-    is_async : True if the program continued before the collective had ended
     splits : rows sent to each member and rows received from each, for an uneven all-to-all; else None
     """
 
@@ -80,7 +78,6 @@ def is_exchange(signature: Signature) -> bool:
 
 
 def read_collective(signature: Signature) -> ReplayedCollective:
-    """Return the collective or message that calls of a signature perform."""
     exchange, name = exchange_of(signature), name_of(signature)
     is_known = signature.op in (f"{namespace}.{name}.default" for namespace in NAMESPACES)
     if exchange is None or not is_known or (exchange.kind, exchange.form) not in _CHECKS:
@@ -273,7 +270,6 @@ class GroupMembers:
         return len(self.present) == self.size
 
     def rank_of(self, place: int | None) -> int:
-        """Return the rank in this replay of the member at a position in the recorded group."""
         return self.ranks[self.present.index(place)] if place in self.present else self.ranks[0]
 
 
@@ -304,7 +300,6 @@ def why_not(collective: ReplayedCollective, on_gloo: bool) -> str:
 
 
 def make_starter(collective: ReplayedCollective, members: GroupMembers) -> Callable[..., Started]:
-    """Return a function that starts a collective on the tensors that it is called with."""
     start = _STARTS[collective.kind, collective.form]
     reduction = None
     if collective.reduction:
@@ -472,8 +467,6 @@ _STARTS: Mapping[tuple[str, str], Callable[..., Started]] = {
 class RankExchange:
     """Starts the collectives of a pass over a step, waits for them, and records their times.
 
-    waits : collectives that must have ended before a call, by index of the call
-    lost : function called with the error if another rank has ended
     arrived_ns, done_ns, held_ns : start, end, and time for which this thread was blocked, by index of the collective
     """
 
@@ -503,10 +496,7 @@ class RankExchange:
     def start(
         self, place: int, starter: Callable[..., Started], arguments: Sequence[Any], is_async: bool
     ) -> list[torch.Tensor]:
-        """Start a collective and return its results, which may not be ready yet.
-
-        place : index of its call
-        """
+        """Start a collective and return its results, which may not be ready yet."""
         self._synchronize()
         start = perf_counter_ns()
         try:

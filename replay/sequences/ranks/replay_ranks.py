@@ -70,11 +70,6 @@ from opgrip.traces.values import ValueModel
 
 @dataclass(frozen=True, slots=True)
 class RankOutcome:
-    """Results of a step replay in one rank.
-
-    left_out : number of collectives that did not run, by reason
-    """
-
     rank: int
     totals: dict[str, Any]
     times: RankTotals
@@ -85,7 +80,6 @@ class RankOutcome:
 class StepOutcome:
     """Results of a step replay in all ranks.
 
-    recorded : number of ranks in the trace
     collectives : times of the collectives by kind, group and size
     """
 
@@ -199,10 +193,8 @@ class CollectiveTimes:
     """Times of the collectives of one kind, group and size over all timed passes.
 
     bytes : size of the data, as nccl-tests defines it
-    calls : number of calls in a pass
     median_us, p10_us, p90_us : time from the arrival of the last rank until all ranks have finished
     wait_us : median time that the first rank to arrive waited for the last one
-    last_rank : rank that most often arrived last
     """
 
     kind: str
@@ -268,8 +260,6 @@ class _Samples:
 class CollectiveStepTimes:
     """Times of the collectives of all ranks, summarized by kind of collective and by rank.
 
-    stamps : times of the collectives, by rank and pass
-    signatures : for each rank, the signature number of each of its collectives
     offsets_ns : for each rank, by how many ns its clock is ahead of rank 0's
     """
 
@@ -391,7 +381,6 @@ def _median(times: Sequence[Times]) -> float:
 class Stamps:
     """Times of the collectives that a rank ran in one pass; each list has one entry per collective.
 
-    places : index of the collective among the rank's collectives
     held_ns : how long the collective blocked the rank's thread
     """
 
@@ -406,7 +395,6 @@ class RankStep:
     """Results of the step in one rank.
 
     signatures : signature number of each collective, in the order of the rank's calls
-    left_out : number of collectives that did not run, by reason
     """
 
     result: SequenceResult
@@ -423,7 +411,6 @@ def replay_step(
     control: Control,
     on_progress: ProgressCallback = ignore_progress,
 ) -> RankStep:
-    """Run this rank's calls, which the trace `part` contains, together with the other ranks."""
     # by signature number, each collective of the rank, or the reason why it cannot run
     exchanges = {signature.number: _read_one(signature) for signature in filter(is_exchange, part.signatures)}
     part = _with_tensors_alone(part, exchanges)
@@ -536,10 +523,8 @@ def _stamps(dry_run: RankDryRun, indices: Sequence[int]) -> Stamps:
 class RankDryRun(DryRun):
     """A dry run over the calls of one rank, and the plan for each call.
 
-    exchanges : signature numbers of collectives and messages
     collectives, starters : collectives that run, and the functions that start them, by signature number
     left_out : reason why a collective does not run, by index of the call
-    waits : collectives that must have ended before a call, by index of the call
     """
 
     def __init__(

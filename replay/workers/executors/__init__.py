@@ -29,7 +29,7 @@ NEEDS_RAY = ("--engine ray",)
 
 
 class ExecutorLostError(UserError):
-    """Raised if no machine can run cases any more."""
+    pass
 
 
 class Executor(Protocol):
@@ -60,11 +60,7 @@ class Executor(Protocol):
     def run(
         self, workload: Workload, done: Collection[int], cached_rows: CachedRows, may_fork: bool
     ) -> Iterator[list[Result]]:
-        """Yield the rows of each case, in any order, each case once.
-
-        done : numbers of finished cases, which are left out
-        cached_rows : rows that `compile` returned
-        """
+        """Yield the rows of each case, in any order, each case once."""
 
 
 # function that starts an executor, as a context manager that ends it
@@ -152,9 +148,6 @@ class EngineOptions:
     )
 
     def check(self, devices: Sequence[str] = (), pin: Sequence[int] = ()) -> None:
-        """Raise `UserError` if an option does not apply to the chosen executor, or if bubblewrap cannot run for
-        `--sandbox`.
-        """
         if self.engine != PROCESSES:
             if self.sandbox:
                 raise UserError(
