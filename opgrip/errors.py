@@ -44,7 +44,6 @@ def is_from_program(error: BaseException) -> bool:
 
 
 def interrupted_by(error: BaseException) -> str:
-    """Return the reason that a trace gives for a missing call if an exception interrupted it."""
     # leave out the message, since the program's own code may create it
     return f"interrupted by {type(error).__name__}"
 
@@ -112,11 +111,6 @@ class UserError(Exception):
 
 
 class NothingSelectedError(UserError):
-    """Raised if a trace contains nothing that the user selected.
-
-    advice : last part of the hint, such as a better pattern to try
-    """
-
     advice = ""
 
 
@@ -125,7 +119,7 @@ class MissingFileError(UserError, FileNotFoundError):
 
 
 class ExistingFileError(UserError, FileExistsError):
-    """Raised for an output file or folder that exists and must not be replaced."""
+    pass
 
 
 @contextmanager
@@ -162,7 +156,6 @@ def one_line(error: BaseException, most: int = 200) -> str:
 
 
 def shortened(text: str, most: int) -> str:
-    """Return a text of at most `most` characters; a longer one is cut and ends in ` ...`."""
     if len(text) <= most:
         return text
     start = text[: most - 3]

@@ -42,11 +42,6 @@ DLOP_ENTRY = "class_entry"  # name of `entry` in DLOP-Bench's grip
 
 
 class Gripping:
-    """Functions whose calls are recorded until `close` is called, or the `with` block or the program ends.
-
-    refused : reason why a function could not be gripped, by function name
-    """
-
     def __init__(self, grips: Grips) -> None:
         self._grips: Grips | None = grips.__enter__()
         self.written = grips.written
@@ -54,7 +49,6 @@ class Gripping:
         atexit.register(self.close)
 
     def close(self) -> None:
-        """Stop recording and write the samples."""
         grips, self._grips = self._grips, None
         if grips is None:
             return

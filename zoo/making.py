@@ -86,7 +86,6 @@ def recipe_command(trace: ZooTrace) -> list[str]:
 
 
 def pack(plain: Path, trace: ZooTrace, path: Path) -> Path:
-    """Write a captured trace compressed to `path`, with the trace's command in the header and rounded quantiles."""
     first, *lines = plain.read_bytes().splitlines(keepends=True)
     header = _line(json.loads(first) | {"command": recipe_command(trace)})
     data = b"".join([header, *map(_with_short_quantiles, lines)])
@@ -178,11 +177,6 @@ def is_current(trace: ZooTrace, folder: Path = MODELS) -> bool:
 def make_trace(
     trace: ZooTrace, folder: Path = MODELS, timeout_s: float = TIMEOUT_S, times_step: bool = True
 ) -> ZooTrace:
-    """Record a trace of the zoo into a folder, and return its description with the data on the new file.
-
-    timeout_s : seconds after which a process is killed
-    times_step : True to time a step without capture in another process
-    """
     with tempfile.TemporaryDirectory() as scratch:
         plain = Path(scratch) / f"{trace.name}.jsonl"
         _run(["-c", OPCAPTURE, *trace.arguments, "-o", str(plain), "--force"], trace, timeout_s)

@@ -20,11 +20,6 @@ from opgrip.traces.schema.records import OPERATOR, Calls, End, Signature
 
 @dataclass(frozen=True, slots=True)
 class CountDifference:
-    """An operator whose calls torch and a trace count differently.
-
-    op : operator without its overload, such as `aten::add`
-    """
-
     op: str
     torch_calls: int
     trace_calls: int
@@ -32,7 +27,7 @@ class CountDifference:
 
 
 def audit(trace: str | Path, steps: Callable[[], object]) -> list[CountDifference]:
-    """Return the operators whose calls torch's profiler counts differently from `trace` while it runs `steps`."""
+    """Run `steps` under torch's profiler, and return the operators whose calls it counts differently from `trace`."""
     trace_counts = count_calls(trace)
     names = {form_of(name) for name in trace_counts}
     # hide the profiler's messages
@@ -70,7 +65,6 @@ def form_of(name: str) -> str:
 
 
 def count_calls(trace: str | Path) -> Counter[str]:
-    """Return the number of calls of each operator in a trace, all overloads together, by names such as `aten::add`."""
     names: dict[int, str] = {}
     calls: Counter[int] = Counter()
     counts: Counter[str] = Counter()

@@ -48,7 +48,6 @@ def ignore_own_warnings() -> None:
 
 
 def check_capture(args: argparse.Namespace, device: str | None = None) -> None:
-    """Raise `UserError` if a capture with these options is impossible, or if its trace cannot be written."""
     check_grips(args)
     output = None if args.output is None else own_path(args.output)
     if output is not None and str(output) != "-":
@@ -107,7 +106,6 @@ def capture_of(program: ModelProgram, args: argparse.Namespace) -> Capture:
 
 
 def capture_steps(capture: Capture, program: ModelProgram, args: argparse.Namespace, reporter: Reporter) -> None:
-    """Run the warm-up steps and the recorded steps, then end the capture."""
     total, learned = args.warmup + args.steps, capture.schedule.warmup
     doing = f"running {args.warmup} warm-up and {counted(args.steps, 'recorded step')}"
     if program.steps is not None:

@@ -120,10 +120,7 @@ LONGTAIL_TOP = 30
 
 
 def run(args: argparse.Namespace, program: Sequence[str] | None) -> int:
-    """Capture a script, or build, warm up and capture a model; return the exit status.
-
-    program : script and its arguments, or None to capture a model
-    """
+    """Capture a script, or build, warm up and capture a model; return the exit status."""
     reporter = Reporter("opcapture")
     return _run_script(args, program, reporter) if program is not None else _run_model(args, reporter)
 

@@ -38,7 +38,6 @@ def check_script(arguments: Sequence[str]) -> None:
 
 
 def script_name(arguments: Sequence[str]) -> str:
-    """Return the name of a script without folder and suffix, or the last part of a module's name."""
     return arguments[1].rpartition(".")[2] if arguments[0] == "-m" else Path(arguments[0]).stem
 
 
@@ -52,7 +51,6 @@ def run_script(
     arguments : the arguments that `python` would get: a file, or `-m` and a module, then the script's arguments
     compiled : function that takes the source and the path of a script file and returns its code; None for Python's own
         `compile`
-    ended_in : called with an exception that ends the script, such as `SystemExit`
     """
     before = list(sys.argv), list(sys.path)
     # keeps the script's objects, or the error whose frames hold them, alive as long as the script's threads

@@ -98,8 +98,6 @@ def at_own_work() -> bool:
 
 
 class Running(OrderlyMode):
-    """Dispatch mode that counts and times the operators that run in a block."""
-
     supports_higher_order_operators = True
 
     def __init__(self) -> None:
@@ -189,7 +187,6 @@ def tags_of(func: Any, shapes: Sequence[tuple[tuple[int, ...], bool]]) -> Iterat
 class GrippedCall:
     """A recorded call of a gripped function.
 
-    after : copy of the arguments after the call if the call wrote into them, else None
     random_state : state of torch's CPU generator before the call, if the call drew random numbers, else None
     """
 
@@ -208,7 +205,6 @@ class GrippedCall:
 class Gripped:
     """A gripped function with its recorded calls, from which a sample is written.
 
-    entry : qualified name, such as `delta2bbox` or `Coder.decode`
     by_reference : True if the sample imports the function instead of containing its code
     """
 
@@ -227,8 +223,6 @@ MOST_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Settings for recording the calls of a gripped function."""
-
     calls: int = CALLS
     name: str | None = None
     tags: frozenset[str] = frozenset()

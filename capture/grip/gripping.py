@@ -42,7 +42,6 @@ KEEP = Keep()
 class Grips:
     """Context manager that grips functions that match patterns, also in modules loaded later.
 
-    to : folder for samples, or None for no samples
     refused : reason by name of a function, pattern or module
     """
 
@@ -124,7 +123,6 @@ class Grips:
                 self.refused[str(pattern)] = "no function that it matches was called"
 
     def script_compiler(self) -> Compile | None:
-        """Return a function that compiles a script so that its matching functions are gripped."""
         patterns = [item for item in self.patterns if item.matches_module("__main__")]
         if not patterns:
             return None

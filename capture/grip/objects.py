@@ -197,18 +197,12 @@ class CannotHold(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SpecTree:
-    """Arguments of a call as nested descriptions (specs).
-
-    tree : nested descriptions, tensors and plain values; `Opaque` for values that a sample cannot hold
-    """
-
     tree: Any
     names: Mapping[str, Any]
     refused: str | None = None
 
 
 def take(value: Any) -> SpecTree:
-    """Return a value as nested descriptions (specs)."""
     taker = _Taker()
     taker.count(value)
     return SpecTree(taker.take(value), taker.names, next(iter(taker.refused), None))

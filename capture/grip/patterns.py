@@ -42,7 +42,6 @@ class Pattern:
 
 
 def parse_pattern(text: str) -> Pattern:
-    """Return the pattern that a text of the form `module:function` describes."""
     module, colon, qualname = text.partition(":")
     if not (module and colon and qualname) or ":" in qualname:
         raise UserError(
@@ -53,11 +52,6 @@ def parse_pattern(text: str) -> Pattern:
 
 @dataclass(frozen=True, slots=True)
 class GripTarget:
-    """A function whose name matches a pattern.
-
-    function : the function; for an inner function, the function that contains it
-    """
-
     function: FunctionType
     owner: type | None
     qualname: str
@@ -110,7 +104,6 @@ def _find_nested(
 
 
 def nested_names(code: CodeType, qualname: str) -> Iterator[str]:
-    """Yield the qualified names of the functions and classes that are defined inside a function."""
     for constant in code.co_consts:
         if isinstance(constant, CodeType) and not constant.co_name.startswith("<"):
             inner = f"{qualname}.{LOCALS}.{constant.co_name}"
@@ -119,7 +112,6 @@ def nested_names(code: CodeType, qualname: str) -> Iterator[str]:
 
 
 def plain_function(value: Any) -> FunctionType | None:
-    """Return `value` if it is a function, or the function in a static or class method; None for other values."""
     # not isinstance, because some objects override `__class__`
     if type(value) in (staticmethod, classmethod):
         value = value.__func__

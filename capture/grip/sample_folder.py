@@ -103,10 +103,7 @@ for name in entry.split("."):
 
 
 def check_names(text: str, allowed: Iterable[str]) -> None:
-    """Raise `UserError` if the source of a module uses names that it neither defines nor imports.
-
-    allowed : names to accept although they are not defined
-    """
+    """Raise `UserError` if the source of a module uses names that it neither defines nor imports."""
     tree = ast.parse(text)
     defined_names = {*vars(builtins), *allowed, "__file__"}
     for statement in tree.body:
@@ -133,7 +130,6 @@ def check_import(path: Path, entry: str, blocked: Iterable[str]) -> None:
 
 
 def reference_text(gripped: Gripped, origin: str) -> ModuleText:
-    """Return the text of a module that imports the function, and classes and functions in its arguments and results."""
     owner = owner_of(gripped)
     target = owner if owner is not None else gripped.function
     first = _import_of(target, gripped.entry)
@@ -190,7 +186,6 @@ def test_{name}_gives_what_was_recorded(call):
 
 
 def write_folder(gripped: Gripped, to: Path) -> Path:
-    """Write a sample as a folder inside `to`, and return the sample's folder."""
     source, dropped = _source(gripped)
     origin = _origin(source)
     if gripped.by_reference:
@@ -324,7 +319,6 @@ _MAKERS = ("list", "dict", "set", "tuple", "zip", "append", "extend")
 
 
 def source_tags(function: Callable[..., Any]) -> frozenset[str]:
-    """Return the tags, such as `ForLoop`, that follow from a function's source."""
     name = getattr(function, "__qualname__", "function")
     try:
         return tags_of(requirements_of(Gripped(function, None, name.rpartition(".")[2], "function", frozenset(), ())))
@@ -393,7 +387,6 @@ class Sketch:
 
 
 def difference(expected: Any, got: Any) -> str | None:
-    """Return one line that describes how two results of a call differ."""
     with isolate_from_program():
         tree = expected.tree if isinstance(expected, Sketch) else take(expected).tree
         return _difference(tree, take(got).tree, "the result", not isinstance(expected, Sketch))

@@ -38,10 +38,7 @@ leave_compiled(OpaqueMode)
 
 
 class CompiledWatch:
-    """A context in which the calls of regions that torch.compile compiled are recorded.
-
-    compiled : `operators` or `opaque`, as in `Capture`
-    """
+    """A context in which the calls of regions that torch.compile compiled are recorded."""
 
     def __init__(self, recorder: Recorder, compiled: str) -> None:
         self.recorder = recorder

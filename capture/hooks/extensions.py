@@ -72,7 +72,6 @@ class ExtensionWatch(ModuleWatch):
         self._libraries.clear()
 
     def refused(self) -> dict[str, str]:
-        """Return why requested modules are not recorded, by module."""
         if not self._has_begun:
             return {}
         reasons = {}
@@ -233,7 +232,6 @@ class Launch:
     """A launch of a Triton kernel in the form in which a trace records it.
 
     name : `module:function` of the kernel
-    args : run-time arguments of the kernel, in the order of its parameters
     repeat_grid : returns the grid again that the program's own function for the grid returned
     """
 
@@ -254,7 +252,6 @@ def name_of(kernel: Any) -> str:
 
 
 def describe_launch(kernel: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Launch:
-    """Return what a trace records of a launch of a Triton kernel, from the arguments of the kernel's `run` method."""
     parameters = _parameters_of(kernel)
     named = {name: kwargs[name] for name in parameters.names if name in kwargs}
     bound = parameters.defaults | dict(zip(parameters.names, args, strict=False)) | named

@@ -48,7 +48,6 @@ def measured(
 def timed_on(
     recorder: Recorder, mode: ThreadMode, number: int, run: Run, device: torch.device, started: Callable[[], int]
 ) -> Run:
-    """Return a callable that runs `run` and notes its device time or stream as far as needed."""
     if recorder.kernels is None or not recorder.kernels.expect(number, device, recorder.graphs):
         return mode.device.timed(run, device, started)
     return mode.device.with_stream(run, device, started) if recorder.uses_streams else run
@@ -107,7 +106,7 @@ def _look(
 def higher_order_node(
     recorder: Recorder, mode: ThreadMode, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: int
 ) -> CallNode | None:
-    """Return a `CallNode` for a call of a higher-order operator, such as `torch.cond` or `flex_attention`."""
+    """Return a node for a call of a higher-order operator, such as `torch.cond` or `flex_attention`."""
     if mode.place.inside is not None and not mode.place.gripped:
         return None
     code = own_code(func, args, kwargs)

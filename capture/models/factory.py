@@ -28,11 +28,6 @@ SIZES = ("batch_size", "input_size", "sequence_length")
 
 
 def load_factory(text: str, options: ModelOptions, source: str = "") -> ModelProgram:
-    """Build the program of a model that a factory makes.
-
-    text : `package.module:factory` or `path/to/file.py:factory`
-    source : the name that the user gave to the model, if it is not `text`
-    """
     if options.cfg_options:
         raise UserError("--cfg-options is for OpenMMLab and transformers configs", f"{text} takes none")
     match = FACTORY.fullmatch(text)
@@ -49,11 +44,6 @@ def load_factory(text: str, options: ModelOptions, source: str = "") -> ModelPro
 def program_of(
     model: nn.Module, inputs: Any, run: str, name: str, details: Mapping[str, Any] = MappingProxyType({})
 ) -> ModelProgram:
-    """Return the program that runs a module on its inputs.
-
-    inputs : a tensor, a tuple of positional inputs, or a dictionary
-    run : `predict`, `loss` or `train`
-    """
     if run not in RUNS_OF_ALL:
         raise UserError(f"--run {run} does not apply to a module", f"choose {listed(RUNS_OF_ALL)}")
     return ModelProgram(

@@ -29,7 +29,6 @@ SEGMENTATION_SIZE = (512, 1024)
 
 
 def make_inputs(model: Any, config: Any, scope: str, options: ModelOptions) -> dict[str, Any]:
-    """Return random inputs of one step, as a data loader passes them to `test_step` and `train_step`."""
     maker = _MAKERS.get(scope)
     if maker is None:
         supported_scopes = ", ".join(sorted(_MAKERS))

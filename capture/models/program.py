@@ -44,7 +44,6 @@ def load_weights(model: nn.Module, path: Path) -> None:
 class ModelProgram:
     """A model with its inputs and the function that runs one step of it.
 
-    name : short name, suitable for a file name
     inputs : function that returns a new copy of the inputs of one step, always with the same values
     steps : number of steps, without warm-up; None to take it from the options
     finish : function called after all steps, which returns lines to print
@@ -60,7 +59,7 @@ class ModelProgram:
 
 
 def under_autocast(program: ModelProgram, dtype: str | None) -> ModelProgram:
-    """Return a program that runs its model under `torch.autocast`, but not its backward pass and optimizer."""
+    """Return a program whose model runs under `torch.autocast` with `dtype`, or the same program if that is None."""
     if dtype is None:
         return program
 

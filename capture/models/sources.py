@@ -139,10 +139,8 @@ class ModelSource:
     """One of the forms of names that `--model` accepts, such as a config file or a class of a package.
 
     form : how such names are written, for the help text
-    matches : function that returns True for a `--model` of this source
     lacks : groups of options (see `Option.only`) that the source does not support
     hint : advice in the error message for these options
-    runs : supported values of `--run`
     """
 
     form: str

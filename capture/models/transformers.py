@@ -417,7 +417,6 @@ class InputRequest:
 
 
 def make_inputs(model: Any, options: ModelOptions) -> dict[str, Any]:
-    """Return random inputs of one step, by the parameters of `forward`."""
     request = _request(model, options)
     inputs: dict[str, Any] = {}
     for name, maker in _MAKERS.items():

@@ -97,7 +97,6 @@ class Agent:
         `calls`.
 
         armed : called with the recording once it can begin at the next step
-        waiting : called with the reason if no step begins for some time
         """
         asked_ns = time.perf_counter_ns()
         _wait_for_torch(request.wait_s)
@@ -287,7 +286,6 @@ _watches_forks = False
 
 
 def start_agent(settings: AgentSettings) -> Agent:
-    """Return the agent of this process; start one with `settings` if it has none."""
     global _agent, _watches_forks
     with _starting:
         if _agent is None:
@@ -468,7 +466,6 @@ def trigger(
     seconds : time in seconds within which recorded steps may begin
     warmup : number of steps before the recorded ones, in which the capture examines new signatures
     step_module : pattern for the classes of modules whose outermost calls count as steps
-    options : options of `Capture`
     """
     # import here: two threads that import torch at once get incomplete modules
     from opgrip.capture.on_demand import session

@@ -70,7 +70,6 @@ def _start() -> None:
 
 
 def start(settings: AgentSettings) -> Agent:
-    """Start the agent of this process, and handle the signal that `settings` names."""
     from opgrip.capture.on_demand.agent import start_agent
     from opgrip.errors import UserError
 

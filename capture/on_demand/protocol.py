@@ -68,7 +68,6 @@ class MessageSocket:
 
 
 def peer_of(link: socket.socket) -> tuple[int, int] | None:
-    """Return process id and user id of the other end of a connection, if the system provides them."""
     option = getattr(socket, "SO_PEERCRED", None)
     if option is None:
         return None
@@ -133,7 +132,6 @@ _WITH_FILE = ("steps", "calls", "signatures", "dropped", "bytes")  # fields of a
 
 
 def check_request(request: Mapping[str, Any]) -> str:
-    """Return the kind of a request; raise `ValueError` if it is not a request of this version of the protocol."""
     if request.get("protocol") != PROTOCOL:
         raise ValueError(
             f"the request does not use protocol {PROTOCOL}, as this process does: use one version of opgrip for both"
@@ -187,7 +185,6 @@ def lines_of(result: Mapping[str, Any]) -> list[str]:
 
 
 def make_folder() -> Path:
-    """Return this user's private folder for sockets, which is created if needed."""
     problem: UserError | None = None
     for folder in _own_folders(os.geteuid()):
         if len(bytes(folder)) > _MOST_PATH_BYTES - 24 or not folder.parent.is_dir():

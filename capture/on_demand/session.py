@@ -72,7 +72,6 @@ this_thread = _Here()
 class StepRecording:
     """Decides which steps are recorded, and records each in the thread that runs it.
 
-    cut : number of recorded steps that were unfinished when the recording or their thread ended
     first_call_ns : start of the first recorded step, by `perf_counter_ns`
     """
 
@@ -94,10 +93,7 @@ class StepRecording:
         return bool(self._learned or self._begun or self._running)
 
     def begin_step(self, nested: bool) -> ThreadStep | None:
-        """Begin a step of this thread, and record it if it is wanted.
-
-        nested : True if the step is one call of a module
-        """
+        """Begin a step of this thread, and record it if it is wanted."""
         try:
             with self._lock:
                 if not self._is_wanted():
@@ -149,7 +145,6 @@ class StepRecording:
             self._check_end()
 
     def look(self) -> None:
-        """Account for threads that ended within a step, and end the recording if it is complete."""
         with self._lock:
             for number in [number for number, (_, life) in self._running.items() if life() is None]:
                 del self._running[number]
@@ -251,11 +246,6 @@ class _CallingThread(threading.local):
 
 
 class ModuleSteps:
-    """Detects steps that are calls of modules.
-
-    trains : True if a step was a call of a module in training mode, with gradients on
-    """
-
     def __init__(self, recording: StepRecording, pattern: str | None) -> None:
         self.recording = recording
         self.passed: dict[str, list[str]] = {}
@@ -323,8 +313,6 @@ class ModuleSteps:
 
 
 class StepDetector:
-    """Detects the steps of a recording, which are calls of modules or what the program marks."""
-
     def __init__(self, recording: StepRecording, step_module: str | None) -> None:
         self._recording, self._step_module = recording, step_module
         self._modules: ModuleSteps | None = None
@@ -365,10 +353,7 @@ class ThreadStep:
 
 
 class StepCapture(Capture):
-    """A capture that records each thread from the start to the end of its steps, and not between them.
-
-    warmup : True to begin with steps whose calls are examined but not recorded
-    """
+    """A capture that records each thread from the start to the end of its steps, and not between them."""
 
     def __init__(self, path: Path, warmup: bool, **options: Any) -> None:
         # records of kernels begin and end in one thread, and a step may run in any
@@ -416,7 +401,6 @@ class StepCapture(Capture):
             return
 
     def set_learning(self, learning: bool) -> None:
-        """Examine the calls of steps without recording them if `learning` is True; else record them."""
         if self._flusher is not None:
             self._flusher.set_learning(learning)
 
@@ -425,7 +409,6 @@ class StepCapture(Capture):
         return budget is not None and budget.leaves_out_step()
 
     def pass_step(self) -> None:
-        """Note that this thread's current step is not recorded."""
         if self._recorder.budget is not None:
             self._recorder.budget.leave_steps()
 

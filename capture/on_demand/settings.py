@@ -25,13 +25,6 @@ _OTHER_SIGNALS = ("KILL", "STOP", "INT", "TERM", "SEGV", "FPE", "ILL", "BUS", "A
 
 @dataclass(frozen=True, slots=True)
 class AgentSettings:
-    """Settings for the recordings of one process.
-
-    output : pattern for the paths of recordings
-    step_module : pattern for classes of modules whose calls are steps; None for the default (see `StepDetector`)
-    at_start : True to record the first steps without a request
-    """
-
     name: str
     output: str = DEFAULT
     steps: int | None = STEPS
@@ -52,7 +45,6 @@ def program_name() -> str:
 
 
 def check_pattern(pattern: str) -> None:
-    """Raise `UserError` if a pattern for traces' paths is invalid."""
     strange = next((field for field in FIELD.findall(pattern) if field not in FIELDS), None)
     if strange is not None:
         fields = ", ".join(f"%{name}" for name in FIELDS)
@@ -69,7 +61,6 @@ def recording_path(pattern: str, number: int) -> Path:
 
 
 def signal_of(name: str) -> signal.Signals:
-    """Return the signal with a name such as USR1."""
     word = name.upper().removeprefix("SIG")
     number = getattr(signal, f"SIG{word}", None)
     if not isinstance(number, signal.Signals) or word in _OTHER_SIGNALS:
@@ -101,7 +92,6 @@ VARIABLES: dict[str, tuple[str, Callable[[str], Any]]] = {
 
 
 def settings_of(environment: Mapping[str, str]) -> AgentSettings:
-    """Return the settings in variables such as `OPGRIP_CAPTURE`."""
     pattern = environment["OPGRIP_CAPTURE"]
     check_pattern(pattern)
     values: dict[str, Any] = {}

@@ -64,11 +64,6 @@ MOST_WORKERS = 4  # maximum number of process ids of workers that are printed
 
 @dataclass(frozen=True, slots=True)
 class RecordableProcess:
-    """A running process that can be asked to record.
-
-    about : description by the process (see `Agent.about`); empty if it did not answer in time
-    """
-
     pid: int
     socket: Path
     about: dict[str, Any]
@@ -97,7 +92,6 @@ def processes() -> list[RecordableProcess]:
 
 
 def find_process(word: str, rank: int | None, reporter: Reporter) -> RecordableProcess:
-    """Return the process with this process id or name."""
     everyone = processes()
     items = [item for item in everyone if str(item.pid) == word]
     if not items:

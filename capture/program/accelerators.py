@@ -28,7 +28,6 @@ def accelerators() -> tuple[str, ...]:
 
 
 def is_started(kind: str) -> bool:
-    """Return True if this process uses a kind of accelerator, such as `cuda`."""
     is_initialized = getattr(getattr(torch, kind, None), "is_initialized", None)
     return is_initialized is not None and bool(is_initialized())
 
@@ -42,7 +41,6 @@ def started_devices() -> list[str]:
 
 
 def accelerator_of(tensors: Iterable[torch.Tensor], values: Iterable[Any] = ()) -> torch.device | None:
-    """Return the first accelerator on which a call has a tensor, or which its arguments `values` name."""
     devices = [tensor.device for tensor in tensors]
     devices += [value for value in values if isinstance(value, torch.device)]
     kinds = accelerators()

@@ -36,7 +36,6 @@ def check_choices(model: object, values: str, device_time: str) -> None:
 
 
 def check_flight(last: int | None, path: object, values: str, device_time: str, has_limits: bool) -> None:
-    """Raise `UserError` if `last`, a number of calls, is below 1 or conflicts with another option."""
     if last is None:
         return
     if last < 1:

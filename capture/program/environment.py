@@ -73,12 +73,10 @@ CUDA_SETTINGS: dict[str, Callable[[], Any]] = {
 
 
 def read_context() -> tuple[Any, ...]:
-    """Return this thread's gradient and inference modes, and the values of `read_settings`."""
     return (*[read() for read in MODES.values()], *read_settings())
 
 
 def read_settings() -> tuple[Any, ...]:
-    """Return the values of `SETTINGS` and, if CUDA is used, `CUDA_SETTINGS`."""
     values = [_read(read) for read in SETTINGS.values()]
     if is_started("cuda"):
         values += [_read(read) for read in CUDA_SETTINGS.values()]
@@ -86,7 +84,6 @@ def read_settings() -> tuple[Any, ...]:
 
 
 def describe_context(values: tuple[Any, ...]) -> dict[str, Any]:
-    """Return the values of `read_context` by name of the setting."""
     described = zip((*MODES, *SETTINGS, *CUDA_SETTINGS), values, strict=False)
     return {
         name: plain_name(value) if isinstance(value, torch.dtype) else value

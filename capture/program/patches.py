@@ -60,8 +60,6 @@ _MARK = "_opgrip_patch"
 
 
 class Patches:
-    """The functions that one hook has replaced by wrappers."""
-
     def __init__(self) -> None:
         self._all: list[tuple[Any, str, _Patch]] = []
 

@@ -63,9 +63,7 @@ class Location:
 
     module, module_type : path and class of the innermost running module; both empty outside all modules
     phase : `forward`, `backward` or `optimizer`
-    inside : name of the recorded function, such as a gripped one, that the thread is running; None outside of all
     autocast : device types for which autocast is on, with dtype, such as `cpu:bfloat16`; empty if it is off
-    gripped : True if `inside` is a gripped function or a higher-order operator
     """
 
     module: str
@@ -144,11 +142,6 @@ class ModulePaths:
 
 @dataclass(frozen=True, slots=True)
 class SourceLine:
-    """A line of the program's source that a thread executes.
-
-    file : such as `mmdet/models/necks/fpn.py`
-    """
-
     function: str
     file: str
     line: int

@@ -105,8 +105,6 @@ class ChildFiles:
 
 
 class ForkWatch:
-    """Calls functions in the child processes that this process forks."""
-
     def __init__(self, forked: Callable[[], None], ended: Callable[[], None], between: Callable[[], None]) -> None:
         self.forked = forked
         self.ended = ended

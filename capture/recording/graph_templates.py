@@ -23,10 +23,7 @@ Columns = NDArray[np.int64]
 
 @dataclass(slots=True, eq=False)
 class GraphCapture:
-    """The calls that the program made while it captured a CUDA or HIP graph.
-
-    mode : dispatch mode of the thread that captured the graph
-    """
+    """The calls that the program made while it captured a CUDA or HIP graph."""
 
     signature: int
     mode: ThreadMode
@@ -82,11 +79,6 @@ kept_graphs: WeakKeyDictionary[Any, KeptGraph] = WeakKeyDictionary()
 
 
 class GraphTemplates:
-    """The CUDA and HIP graphs that the program captured or launched while calls were recorded.
-
-    all_signatures : numbers of the signatures of all graphs, also of graphs that no longer exist
-    """
-
     def __init__(self, add_signature: Callable[[str, torch.device, int], int]) -> None:
         self._add_signature = add_signature
         self.signatures: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
@@ -94,7 +86,6 @@ class GraphTemplates:
         self.captures: list[GraphCapture] = []
 
     def add(self, graph: Any, device: torch.device) -> int:
-        """Add a CUDA or HIP graph; return the number of a new signature for its launches on `device`."""
         name = f"torch.{device.type}:{type(graph).__qualname__}.replay"
         number = self._add_signature(name, device, len(self.all_signatures) + 1)
         self.all_signatures.add(number)

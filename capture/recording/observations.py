@@ -142,10 +142,7 @@ class SiteTimes:
         memory: NDArray[np.int64],
         durations_ns: NDArray[np.int64],
     ) -> Iterator[tuple[int, SiteKey]]:
-        """Add the times of calls; yield each (signature, call site) whose values should be observed at a later call.
-
-        memory : (N,), storage number of each call's first tensor
-        """
+        """Add the times of calls; yield each (signature, call site) whose values should be observed at a later call."""
         # most operators of a program are too short for differences to matter
         long = set(signatures[durations_ns >= LEAST_NS].tolist()) - self._complete
         if not long:

@@ -14,20 +14,14 @@ from opgrip.traces.schema.records import ON_FAKE, Record
 
 
 class OwnCalls(threading.local):
-    """Marks a thread while it runs operators for the capture itself, which are not recorded.
-
-    lock : held while this thread does so
-    """
+    """Marks a thread while it runs operators for the capture itself, which are not recorded."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
 
 
 class PendingRecords:
-    """Records, as lines of JSON, that must be written before the calls that refer to them.
-
-    redacts_late : True to leave a redaction to the code that writes records to a file
-    """
+    """Records, as lines of JSON, that must be written before the calls that refer to them."""
 
     def __init__(self, own_calls: OwnCalls, privacy: Policy | None = None, redacts_late: bool = False) -> None:
         self.lock = threading.RLock()
@@ -55,7 +49,6 @@ class PendingRecords:
         return is_held
 
     def take(self) -> list[tuple[Record, bytes]]:
-        """Remove and return all waiting records."""
         count = len(self.lines)
         lines = self.lines[:count]
         del self.lines[:count]
@@ -105,7 +98,6 @@ class LostCalls:
             self.dropped[op, reason] += 1
 
     def lose_values(self, op: str, reason: Exception) -> None:
-        """Count a tensor whose values could not be read; if `reason` is the program's error, raise it again instead."""
         raise_if_from_program(reason)
         with self._lock:
             self.without_values[op, one_line(reason)] += 1

@@ -52,12 +52,6 @@ from opgrip.traces.table.step_starts import MOST_STEPS
 
 
 class SignatureTable:
-    """The signatures of one recording, with their numbers.
-
-    closed : number of signatures whose records were made
-    differentiable : signatures with an argument that requires a gradient
-    """
-
     def __init__(
         self,
         own_calls: OwnCalls,
@@ -204,8 +198,8 @@ class SignatureTable:
         self._first_alike.clear()
 
     def prune(self, numbers: Iterable[int], generations: set[int]) -> set[int]:
-        """Remove signatures that are not in `numbers`, open, or from `generations`; return the numbers of the
-        others.
+        """Remove all signatures except `numbers`, open ones and those from `generations`; return the remaining
+        numbers.
         """
         remaining = {*numbers, *self._open, *self._generations.numbers(Signature, generations)}
         self.families = {number: self.families[number] for number in remaining if number in self.families}
@@ -267,10 +261,8 @@ class SignatureTable:
 class Recorder:
     """The signatures, scopes and threads of one recording in this process.
 
-    model : module to which module paths are relative
     write_ahead : function called before every call runs, or None
     kernels : source of device times from kernel records, or None to time calls with events
-    by_steps : True to record a thread only while it is in a step
     """
 
     def __init__(
@@ -298,7 +290,6 @@ class Recorder:
         self.begin()
 
     def begin(self) -> None:
-        """Create empty tables and start to record."""
         self.started_ns = perf_counter_ns()
         self.pid = os.getpid()
         self.uses_streams = False

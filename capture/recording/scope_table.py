@@ -20,7 +20,7 @@ FIRST_PAIR = 1 << 61
 
 
 class Generations:
-    """Numbers records by generation, the period between two clearings of the recorder's tables."""
+    """Assigns numbers to records, and groups them by generation: the time between two clearings of the tables."""
 
     def __init__(self) -> None:
         self.current = 0
@@ -29,10 +29,6 @@ class Generations:
         self._ends: dict[int, dict[Hashable, int]] = {}
 
     def next(self, kind: Hashable) -> int:
-        """Return a new number for a record.
-
-        kind : type of the record, or `PAIR`
-        """
         number = self._next[kind]
         self._next[kind] = number + 1
         return number
@@ -49,7 +45,6 @@ class Generations:
         self._firsts[self.current] = dict(self._next)
 
     def numbers(self, kind: Hashable, generations: set[int]) -> Iterator[int]:
-        """Yield the numbers of records of one kind from these generations."""
         for generation in sorted(generations & self._firsts.keys()):
             end = self._next[kind] if generation == self.current else self._ends[generation].get(kind, 0)
             yield from range(self._firsts[generation].get(kind, 0), end)
@@ -144,7 +139,6 @@ class ScopeTable:
         return self._add(self._scopes, record, record)
 
     def forget(self) -> None:
-        """Clear the tables that find equal scopes again; keep their records."""
         for table in (self._pair_numbers, self._scopes, self._contexts):
             table.clear()
 

@@ -22,8 +22,6 @@ MIDDLE_SWEEPS, OLD_SWEEPS = 8, 64
 
 
 class StorageNumbers:
-    """Numbers of the storages of all tensors in arguments and results of calls."""
-
     def __init__(self) -> None:
         self.numbers: dict[int, int] = {}
         self.new_number = count()
@@ -48,7 +46,6 @@ class StorageNumbers:
             return NO_STORAGE
 
     def numbers_of(self, tensors: Iterable[torch.Tensor | None]) -> list[int]:
-        """Return the storage numbers of an operator's results, without results that are None."""
         number, add = self.numbers.get, self._add
         numbers: list[int] = []
         for tensor in tensors:

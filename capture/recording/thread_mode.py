@@ -67,7 +67,6 @@ UNPAIRED = -(1 << 62)
 class ThreadMode(OrderlyMode):
     """A dispatch mode that tracks its thread's location: module, function and phase.
 
-    idents : numbers by which an accelerator's records may identify the thread
     rows : integers of all calls that the writing thread has not taken yet; for each call the number of its (signature,
         scope) pair, start and end in ns, autograd sequence number (negative in a backward pass), and storages of input
         and output tensors
@@ -119,14 +118,10 @@ class ThreadMode(OrderlyMode):
 
     @abstractmethod
     def running(self, last_start: int, last_end: int) -> list[tuple[int, CallNode]]:
-        """Return the start in ns and the `CallNode` of each call that the thread is running, outermost first.
-
-        last_start, last_end : start and end of the last call that was removed from `rows`; calls up to it have ended
-        """
+        """Return the start in ns and the `CallNode` of each call that the thread is running, outermost first."""
 
     @abstractmethod
-    def check_settings(self) -> None:
-        """Look up the scopes of later calls again if torch's settings have changed."""
+    def check_settings(self) -> None: ...
 
     @abstractmethod
     def forget_calls(self) -> None:

@@ -75,10 +75,7 @@ else:
 
 
 class SpawnWatch:
-    """Between `start` and `stop`, sends the capture's settings to the processes that this process spawns.
-
-    describe : returns the capture's settings for a process that is being spawned, or None if it is not to be recorded
-    """
+    """Between `start` and `stop`, sends the capture's settings to the processes that this process spawns."""
 
     def __init__(self, describe: Callable[[], Mapping[str, Any] | None], failed: Callable[[Exception], None]) -> None:
         self._describe, self._failed = describe, failed

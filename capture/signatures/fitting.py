@@ -158,10 +158,7 @@ class _Fitted:
 
 
 class Fitter:
-    """Fits value models to the arguments of calls, and numbers the models.
-
-    full : store of full values, or None to keep only models
-    """
+    """Fits value models to the arguments of calls, and numbers the models."""
 
     def __init__(
         self,
@@ -182,7 +179,6 @@ class Fitter:
     def describe_again(
         self, name: Hashable, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the specs (descriptions in the trace) of a call's arguments, with newly fitted value models."""
         named, op = _names(name), str(name)
         return describe_call(args, kwargs, lambda argument: lambda tensor: self.fit(op, named(argument), tensor))
 
@@ -250,8 +246,6 @@ class Fitter:
     ) -> Callable[[Any], None]:
         """Read values that were not readable at an earlier call of a signature; return a function for the call's
         results.
-
-        numbers : numbers of the value models of the signature's arguments
         """
         op, named = str(name), _names(name)
         read: list[int] = []
@@ -272,7 +266,6 @@ class Fitter:
         return set_outputs
 
     def fit(self, op: str, argument: str, tensor: torch.Tensor, reads_again: bool = False) -> int | None:
-        """Return the number of a value model of a tensor, or None if it gets no model."""
         if is_deferred(tensor):
             if tensor.numel() == 0:
                 return None

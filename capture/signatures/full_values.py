@@ -30,7 +30,6 @@ def check(trace: str | Path | None, force: bool) -> None:
 
 
 def path_beside(trace: str | Path) -> Path:
-    """Return the path of the file with the full values of a trace."""
     if str(trace) == "-":
         raise UserError("full values need a file next to the trace", "name a file for it with --output")
     return values_path(Path(trace))
@@ -44,10 +43,7 @@ class _Entry:
 
 
 class FullValues:
-    """The full values of one trace, in which equal contents are stored once.
-
-    over : True if values were left out because of the limit `most_bytes`
-    """
+    """The full values of one trace, in which equal contents are stored once."""
 
     def __init__(self, path: Path, force: bool = False, most_bytes: int | None = None) -> None:
         self.path = path
@@ -65,10 +61,7 @@ class FullValues:
         return len(self._entries)
 
     def keep(self, tensor: torch.Tensor, op: str, lost: Counter[tuple[str, str]]) -> str | None:
-        """Write a tensor's values unless equal ones are stored; return their key, or None if they are left out.
-
-        lost : counts of values that could not be kept because of an error, by operator and reason
-        """
+        """Write a tensor's values unless equal ones are stored; return their key, or None if they are left out."""
         try:
             if self.failure is None:
                 return self._keep(tensor.detach())

@@ -100,7 +100,6 @@ def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
 
 
 def unpack(value: Any) -> ObjectSpec | None:
-    """Return a spec of the packed parameters of a quantized layer, if torch can unpack them."""
     name = value._type().qualified_name().removeprefix(_PREFIX)
     operator = _PACKED.get(name)
     if operator is None:
@@ -154,10 +153,6 @@ def take_apart(tensor: torch.Tensor) -> tuple[tuple[torch.Tensor, ...], tuple[Ha
 
 
 def describe_made_of(tensor: torch.Tensor, describe: DescribePart, fit: FitValues) -> MadeOf | None:
-    """Return the spec of the parts of a sparse, quantized or nested tensor.
-
-    fit : returns the number of the value model of a tensor
-    """
     if tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized:
         return None
     parts, facts = take_apart(tensor)

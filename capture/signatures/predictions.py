@@ -71,7 +71,6 @@ def never(*ignored: object) -> bool:
 class Recognizer:
     """A signature of an operator, and the compiled tests that recognize its calls.
 
-    check, check_both : test for the arguments of a call without, and with keyword arguments
     layout, places : which arguments are tensors: the first (`ONE`), the first two (`TWO`), some (`SEVERAL`), those in a
         list (`LISTED`), or any (`CAREFUL`); and the indices of the tensor arguments
     alias : index of the input tensor that shares memory with the single result, or -1 if no such tensor is known
@@ -104,10 +103,7 @@ class Recognizer:
 
 
 class CallNode(Recognizer):
-    """A signature at a call site, with the nodes of the calls that followed it.
-
-    turns : for each location to which the program moved after this call, the node that predicts the first call there
-    """
+    """A signature at a call site, with the nodes of the calls that followed it."""
 
     __slots__ = ("after", "grad", "history", "pair", "scope", "successors", "turns")
 
@@ -218,7 +214,6 @@ class CallPredictor:
     ) -> CallNode:
         """Return the node for a call that follows the node `last` and has the recognizer `entry`.
 
-        modes : (True if gradient mode is on, True if inference mode is on)
         point : returns the number of the call's scope, and that of its (signature, scope) pair
         """
         key = place, modes, last.history, entry.number
@@ -259,7 +254,6 @@ class CallPredictor:
 
 
 def add_tests(entry: Recognizer, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Replace a recognizer's tests by ones that these arguments pass, if possible."""
     schema = getattr(entry.func, "_schema", None)
     # whether the operator never accepts floats in a list of integers
     typed = schema is not None and all("Scalar[]" not in str(argument.type) for argument in schema.arguments)

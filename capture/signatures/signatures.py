@@ -176,7 +176,6 @@ def _unpacked(value: Any) -> Any:
 
 
 def describe_result(result: Any) -> Any:
-    """Return the specs (descriptions in the trace) of a call's result, without value models."""
     return _describe(result, {}, lambda tensor: None)
 
 
@@ -187,7 +186,6 @@ def _without_storage() -> torch.Tensor:
 
 
 def argument_tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-    """Return the tensors in a call's arguments, in order."""
     values = (*args, *kwargs.values())
     if torch.ScriptObject in map(type, values):
         return tensors_in(

@@ -19,11 +19,7 @@ AFTER = 2
 
 
 class Budget:
-    """Decides which steps are recorded, by a credit: elapsed time increases it, and the capture's work reduces it.
-
-    measured_ns : returns the measured time of the capture's work in the program's threads
-    writing_ns : processor time of the writing thread
-    """
+    """Decides which steps are recorded, by a credit: elapsed time increases it, and the capture's work reduces it."""
 
     def __init__(
         self,

@@ -40,7 +40,6 @@ MOST_CALLS_OF_WINDOW = 100_000  # number of calls after which a new window begin
 class KernelTimes:
     """Collects an accelerator's records of its work, and assigns them to the calls that were written.
 
-    fallback : reason why calls were timed by events instead, or None
     is_cut : True if torch's profiler stopped collecting records too early
     """
 
@@ -193,11 +192,6 @@ class KernelTimes:
         starts: Sequence[int],
         ends: NDArray[np.int64],
     ) -> None:
-        """Keep calls until the records of their kernels arrive.
-
-        idents : numbers by which the accelerator's records may identify the thread
-        starts, ends : times in ns
-        """
         first = self._calls_by_thread[thread]
         self._calls_by_thread[thread] += len(starts)
         if starts and starts[0] <= self._ended_ns:
@@ -249,7 +243,6 @@ class KernelTimes:
 
 
 def check_kernels(device: str | None = None) -> None:
-    """Raise `UserError` if the device, or without one every device of this machine, keeps no records of its kernels."""
     kinds = recorded_activities()
     if device is None and kinds:
         return
@@ -340,7 +333,6 @@ def nodes_in(events: Sequence[Any], distance_ns: int) -> list[LaunchedWork]:
 class WrittenCalls:
     """Calls of one thread that are in the trace, and their device times as far as they are known.
 
-    idents : numbers by which the records may identify the thread
     starts, ends : times by `perf_counter_ns`
     device_ns : device time of each call so far, -1 if unknown
     """
@@ -391,7 +383,6 @@ class Window:
     """The records of the work that was launched in a period; times are by `perf_counter_ns`.
 
     distance_ns : time by the events' clock minus time by `perf_counter_ns`
-    last_ns : time just before the capture waited for the accelerator at the end of the window
     """
 
     profile: ActivityProfile
@@ -406,13 +397,11 @@ class Window:
         return launched_by(self.events, self.distance_ns)
 
     def complete_from_ns(self, launched: Iterable[LaunchedWork]) -> int:
-        """Return the time from which on the records are complete."""
         if not self.has_own_kernels:
             return self.started_ns
         return max(self.started_ns, min((item.at_ns for item in launched), default=self.ended_ns))
 
     def complete_until_ns(self) -> int:
-        """Return the time until which the records are complete."""
         if not self.events:
             return self.ended_ns
         latest = self.started_ns

@@ -38,8 +38,6 @@ def _bytes(tensor: torch.Tensor) -> int:
 class CountedCall(NamedTuple):
     """Page faults and times of one call.
 
-    faults : page faults of all threads
-    start_ns, duration_ns : start and duration of the operator alone
     system_ns, processor_ns : time in the operating system, and total processor time, of all threads
     """
 
@@ -99,20 +97,14 @@ LEAST_PART = 0.1  # minimum part of a call's time spent on slow page faults for 
 
 
 class SlowMemory:
-    """Detects calls whose page faults took much longer than usual.
-
-    usual_ns : usual time of a page fault in ns, None if unknown
-    """
+    """Detects calls whose page faults took much longer than usual."""
 
     def __init__(self, usual_ns: float | None) -> None:
         self.usual_ns = usual_ns
         self.excess_ns = 0.0
 
     def slow_calls(self, counted: Mapping[int, CountedCall], signatures: Sequence[int]) -> list[tuple[int, int]]:
-        """Return, for each call whose page faults were slow, its index and its estimated additional time in ns.
-
-        counted : measured page faults by index of the call
-        """
+        """Return, for each call whose page faults were slow, its index and its estimated additional time in ns."""
         places = [place for place, call in sorted(counted.items()) if call.faults >= FEWEST]
         if self.usual_ns is None or not places:
             return []

@@ -126,9 +126,8 @@ _dispatch_keys = _places.take("torch._C._dispatch_keys", None, "as for RootGuard
 
 
 def arguments_check(args: Sequence[Any], typed_lists: bool = False) -> Check | None:
-    """Return a test for whether the arguments of another call, a tuple, have the same metadata and scalars as `args`.
-
-    typed_lists : True if an argument that is a list of integers in one call is one in all calls
+    """Return a test for whether the arguments of another call, a tuple, have the same metadata and scalars as
+    `args`.
     """
     return _compiled_check(lambda root: _add_items(root, root.tuple_getitem_manager, args, typed_lists), tuple(args))
 
@@ -255,7 +254,6 @@ _is_traced_by_fx = _places.take(
 
 
 def is_transformed(tensor: torch.Tensor) -> bool:
-    """Return True if a transform of torch.func, such as vmap, wraps a tensor."""
     return bool(_is_transformed(tensor))
 
 
@@ -278,7 +276,6 @@ _places.declare(
 
 
 def reduction_number(reduction: Any) -> int | None:
-    """Return the number of a collective's `ReduceOp`."""
     return int(reduction.op()) if hasattr(reduction, "op") else None
 
 
@@ -370,7 +367,6 @@ _MAIN = ("__main__", "__mp_main__")
 
 
 def registered_by(name: Hashable) -> str | None:
-    """Return the module or file of the program that registered an operator."""
     try:
         if isinstance(name, str):
             module: str | None = name.partition(":")[0]

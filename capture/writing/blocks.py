@@ -29,11 +29,6 @@ UNKNOWN = -1  # placeholder for the signature of a (signature, scope) pair that 
 
 
 class Blocks:
-    """Converts the calls of one process to records.
-
-    newest : largest storage number among the written calls
-    """
-
     def __init__(self, recorder: Recorder, looks: bool = True) -> None:
         self.recorder = recorder
         self._looks = looks
@@ -212,7 +207,6 @@ class Blocks:
         self.newest = -1
 
     def pass_over(self, block: ThreadCalls) -> None:
-        """Discard what was measured for calls that are not written."""
         mode, starts = block.mode, block.calls[:, 1].tolist()
         mode.faults.take(starts)
         mode.own_work.take(block.calls[:, 1], block.calls[:, 2], block.open_since_ns)
@@ -223,7 +217,6 @@ class Blocks:
             table.pop(number, None)
 
     def running(self) -> Iterator[Record]:
-        """Yield a record for each running call, outermost first."""
         for mode, entered in self.entered():
             yield from self._thread(mode)
             yield replace(entered, thread=self._threads[mode.number])

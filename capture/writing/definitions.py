@@ -49,9 +49,8 @@ class _File:
 
 
 class Definitions:
-    """The records to which other records refer, by name (see `name_of`), and which of them the file already contains.
-
-    keeps_written : True to keep written records for further files
+    """The records to which other records refer, by name (see `name_of`), and which of them the file already
+    contains.
     """
 
     def __init__(self, privacy: Policy | None = None, keeps_written: bool = True) -> None:
@@ -198,9 +197,8 @@ class RecordingLimits:
 def parts_within(
     block: ThreadCalls, pairs: Mapping[int, tuple[int, int, int]], held: Definitions, room: int
 ) -> tuple[ThreadCalls, ThreadCalls]:
-    """Split calls of one thread into the first ones that fit into about `room` bytes with their records, and the rest.
-
-    pairs : signature, scope and number of tensors of calls, by the number of the (signature, scope) pair
+    """Split calls of one thread into the first ones that fit into about `room` bytes with their records, and the
+    rest.
     """
     names: set[Hashable] = set()
     count = size = 0

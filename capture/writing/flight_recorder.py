@@ -80,10 +80,7 @@ class Ring:
 
 
 class FlightRecorder(Flusher):
-    """A writing thread that keeps only the latest calls, and writes them when asked.
-
-    left_out : number of traces not written because of the limit `MOST_DUMPS`
-    """
+    """A writing thread that keeps only the latest calls, and writes them when asked."""
 
     def __init__(
         self,
@@ -110,7 +107,6 @@ class FlightRecorder(Flusher):
         self._open_next().discard()
 
     def flush(self, pause_s: float = 0.0) -> None:
-        """Collect the calls that ended since the last flush."""
         if os.getpid() != self.recorder.pid or self._is_broken:
             return
         with self._turn():
@@ -303,10 +299,7 @@ class RingFile:
         self._end = len(MAGIC)
 
     def add(self, kind: int, numbers: Sequence[int], payload: Payload = ()) -> bool:
-        """Add a piece of data to the file; return False if it does not fit.
-
-        kind : kind of the data, such as `CALLS` in `flight_ring`
-        """
+        """Add a piece of data to the file; return False if it does not fit."""
         pieces = [piece if isinstance(piece, bytes) else piece.tobytes() for piece in payload]
         start = self._end + 8 * HEAD
         end = start + -(-sum(map(len, pieces)) // 8) * 8
@@ -446,7 +439,7 @@ STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)  # the
 
 
 class SignalWatch:
-    """A context that calls the function `stopped` when a signal arrives, before the program's handler runs."""
+    """A context that calls `stopped` before a signal runs a handler of the program or ends the program."""
 
     def __init__(
         self, stopped: Callable[[str, bool, Callable[[], None]], bool], handled: Callable[[], None] = lambda: None
@@ -538,8 +531,6 @@ WRITTEN = "_opgrip_written"
 
 
 class Flights:
-    """Writes the latest calls of a capture when a signal arrives, on a failure, or on request."""
-
     def __init__(self, recorder: Recorder, last: int) -> None:
         self.signals = SignalWatch(self._at_signal, self._at_handled)
         self._recorder = recorder
@@ -571,11 +562,9 @@ class Flights:
         self.signals.__exit__(None, None, None)
 
     def dump(self, reason: str, always: bool = True) -> Path | None:
-        """Write the latest calls; return the path of the trace, or None if nothing was written."""
         return self._flight.dump(reason, always) if self._flight is not None and self._is_active else None
 
     def dump_for_error(self, error: BaseException, always: bool = False) -> None:
-        """Write the latest calls because an error ended a step or the program."""
         # for an exception raised by a signal's handler, such as Ctrl-C, the calls were already written for the signal
         is_of_signal = self._was_signalled and isinstance(error, KeyboardInterrupt | SystemExit)
         if is_of_signal or not _is_failure(error):

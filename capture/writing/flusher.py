@@ -32,11 +32,7 @@ UNLIMITED = RecordingLimits()
 
 
 class Flusher:
-    """A thread that writes the data of a recorder to a file while the context is active, and the rest at its end.
-
-    open_writer : opens the file
-    learns : True if the calls of some steps are only examined
-    """
+    """A thread that writes the data of a recorder to a file while the context is active, and the rest at its end."""
 
     def __init__(
         self,
@@ -134,10 +130,6 @@ class Flusher:
         self.write_running()
 
     def flush(self, pause_s: float = 0.0) -> None:
-        """Write the data collected since the last flush.
-
-        pause_s : pause in seconds after each part of the calls
-        """
         if os.getpid() != self.recorder.pid or self.failure is not None:
             return
         if self.recorder.graphs.is_ongoing and not self._stop.is_set():

@@ -52,7 +52,6 @@ class OneLineParser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Any = None, namespace: Any = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """Parse the arguments; an error names the command or subcommand that received an unknown argument."""
         namespace, unknown = super().parse_known_args(args, namespace)
         several = next((action for action in self._get_positional_actions() if action.nargs in {"*", "+"}), None)
         for argument in unknown:
@@ -214,9 +213,8 @@ WILD = "*?[]"
 
 
 def did_you_mean(word: str, names: Collection[str], otherwise: str = "", form: str = "{}") -> str:
-    """Return the hint `did you mean x or y?` with names similar to a mistyped word, or `otherwise` if there are none.
-
-    form : format string of each name in the hint, such as `--{}`
+    """Return the hint `did you mean x or y?` with names similar to a mistyped word, or `otherwise` if there are
+    none.
     """
     lower = {name.lower(): name for name in names}
     close = get_close_matches(word.lower(), lower, MOST, 0.6)
@@ -231,7 +229,6 @@ def listed(names: Sequence[str]) -> str:
 
 
 def nearest(pattern: str, names: Iterable[str], most: int = MOST) -> list[str]:
-    """Return the names that are spelled most like a shell pattern such as `aten.ad*`, the most similar one first."""
     word = pattern.lower().strip(WILD)
     return sorted(names, key=lambda name: (-_likeness(word, name.lower()), name))[:most]
 

@@ -33,9 +33,6 @@ class Journal(Generic[T]):
 
     path : the file; None to keep the items in memory only
     identity : settings of the run; a file that was written with other settings cannot be resumed
-    blamed : file that the error message names if the journal cannot be written
-    describe : takes the settings in the file and those of this run; returns words on their difference for the error
-        message
     """
 
     def __init__(

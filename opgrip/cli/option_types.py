@@ -131,7 +131,6 @@ def _number(text: str, what: str = "a number", is_allowed: Callable[[float], boo
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:
-    """Return True if a name matches one of the shell patterns, or if `patterns` is empty."""
     return not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
@@ -170,7 +169,6 @@ class Cut:
         return size if self.sample is None else min(size, self.sample)
 
     def places(self, count: int) -> Sequence[int]:
-        """Return the indices of the selected cases in a file that has `count` cases, in ascending order."""
         stop = min(count, count if self.stop is None else self.stop)
         if count and stop <= self.start:
             end = "" if self.stop is None else f" to --stop {self.stop}"

@@ -31,14 +31,11 @@ class Option:
 
     help : help text, in which `%(default)s` is replaced by the default; or a function that returns it
     word : name of the option without `--` and with `_` in place of `-`; None if it is the field's name
-    short : one-letter flag such as `-o`
     parse : returns the value from its text; None to keep the text
-    metavar : placeholder of the value in the help
     repeated : True if the option can be given several times; the value is then a tuple
     several : True if several values can follow the option; the value is then a tuple
     role : how the option affects the results of a replay: one of the constants of this module such as `CASES`
     only : names of the inputs that the option applies to, such as `traces`; empty if it applies to all inputs
-    needs : flags, such as `--engine ray`, at least one of which must be set with the option
     """
 
     help: str | Callable[[], str]
@@ -57,14 +54,12 @@ class Option:
 
 
 def option(default: Any, help: str | Callable[[], str], **others: Any) -> Any:
-    """Return a dataclass field that declares an option; `others` are further attributes of `Option`."""
     if (placeholder := METAVARS.get(others.get("parse", str))) is not None:
         others.setdefault("metavar", placeholder)
     return field(default=default, metadata={OPTION: Option(help, **others)})
 
 
 def options_in(declared: type) -> Iterator[tuple[str, str, Any, Option]]:
-    """Yield field name, option name, default value and declaration of each option of a dataclass."""
     for item in fields(declared):
         about = item.metadata.get(OPTION)
         if about is not None:
@@ -133,10 +128,7 @@ def flag_of(word: str) -> str:
 
 
 def refuse_options(args: argparse.Namespace, declared: Sequence[type], purposes: Sequence[str], hint: str) -> None:
-    """Raise `UserError` if an option is set that does not apply to the command's inputs.
-
-    purposes : kinds of input that the command does not have
-    """
+    """Raise `UserError` if an option is set that does not apply to the command's inputs."""
     for group in declared:
         for _, word, default, about in options_in(group):
             purpose = next((purpose for purpose in about.only if purpose in purposes), None)

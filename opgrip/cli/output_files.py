@@ -41,7 +41,6 @@ _parts = count()
 
 
 def partial_path(path: Path) -> Path:
-    """Return the path of an output file's temporary file, which has the same suffixes, so the same compression."""
     # keep a link and replace its target
     path = path.resolve()
     stem, dot, suffixes = path.name.partition(".")
@@ -64,7 +63,6 @@ def check_writable(path: Path, force: bool) -> None:
 
 
 def check_output(path: Path | None, force: bool, suffixes: Sequence[str] = ()) -> None:
-    """Raise `UserError` if an output file must not or cannot be written, or has a wrong suffix."""
     if path is None:
         return
     if suffixes and (path.name in suffixes or not path.name.endswith(tuple(suffixes))):
@@ -76,7 +74,6 @@ def check_output(path: Path | None, force: bool, suffixes: Sequence[str] = ()) -
 
 
 def create(path: Path, force: bool) -> IO[bytes]:
-    """Create and open the temporary file that `give_name` later renames to `path`."""
     check_writable(path, force)
     try:
         return partial_path(path).open("xb")
@@ -89,7 +86,6 @@ def cannot_be_written(path: str | Path, error: BaseException) -> UserError:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return an error's message in lower case."""
     return ((error.strerror if isinstance(error, OSError) else None) or str(error)).lower()
 
 
@@ -110,7 +106,6 @@ def open_ordinary(path: Path) -> IO[bytes]:
 
 
 def give_name(part: Path, path: Path, force: bool) -> None:
-    """Rename a finished temporary file to the output file."""
     if not force:
         try:
             os.link(part, path)
@@ -127,7 +122,6 @@ def give_name(part: Path, path: Path, force: bool) -> None:
 
 
 def discard(file: IO[bytes]) -> None:
-    """Remove an open temporary file."""
     with suppress(OSError):
         Path(file.name).unlink()
 

@@ -36,7 +36,6 @@ def needed(module: str, extra: str = "") -> Any:
 
 
 def install_command(extra: str) -> str:
-    """Return the command that installs the packages of an extra of opgrip."""
     packages = _packages_of(extra)
     return f"pip install {' '.join(map(shlex.quote, packages))}" if packages else ""
 
@@ -61,7 +60,6 @@ T = TypeVar("T")
 class Registry(Generic[T]):
     """The plug-ins of one kind, by name; all are imported when one is first requested.
 
-    package : package whose modules register plug-ins, such as `opgrip.replay.modes`; None if only entry points do
     group : name of the entry-point group in which other packages declare plug-ins, such as `opgrip.modes`
     """
 

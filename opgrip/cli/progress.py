@@ -76,10 +76,7 @@ class Reporter:
 
     @contextmanager
     def doing(self, text: str, total: int | None = None, measures: bool = True) -> Iterator[Advance]:
-        """Display the progress of a task; the block gets a function to call after each finished step.
-
-        measures : True if the task measures times
-        """
+        """Display the progress of a task; the block gets a function to call after each finished step."""
         if not self._can_redraw:
             self.begin(text)
             yield lambda now="": None
@@ -106,7 +103,7 @@ class Reporter:
 
     @contextmanager
     def following(self, text: str) -> Iterator[ProgressCallback]:
-        """Display the progress of a task with several parts; the block gets a function to call with it."""
+        """Display the progress of a task with several parts; the block gets a function that reports on a part."""
         if not self._can_redraw:
             self.begin(text)
             yield ignore_progress
@@ -153,7 +150,6 @@ class Reporter:
         return ([TextColumn("{task.description}", markup=False)] if text else []) + shown, text
 
     def reading(self, path: str | Path) -> AbstractContextManager[object]:
-        """Return a context manager that displays that a large file is read."""
         try:
             size = Path(path).stat().st_size
         except OSError:
@@ -167,8 +163,6 @@ def has_widgets() -> bool:
 
 
 class QuietReporter(Reporter):
-    """Reporter for calls from Python, which issues notices as warnings."""
-
     def say(self, text: str) -> None:
         warnings.warn(text, stacklevel=3)
 

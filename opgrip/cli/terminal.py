@@ -32,7 +32,6 @@ _CUT_NUMBER = re.compile(r"[\d.]*\d\.?$")
 
 
 def shorten(text: str, most: int = MOST) -> str:
-    """Return the text with unprintable characters escaped, cut to `most` characters with `…` at the end."""
     # cut first, because a trace may hold texts of megabytes
     shown = printable(text[: most + 1])
     if len(shown) <= most:
@@ -76,7 +75,6 @@ def console_for(file: IO[str] | None = None, stderr: bool = False) -> Console:
 def print_line(line: str, file: IO[str], style: str = "", indent: int = 0) -> None:
     """Print a line to a file; on a terminal, wrap it to the width.
 
-    style : rich style of the text, such as `bold`
     indent : number of spaces in front of the second and later lines of a wrapped line
     """
     from rich.text import Text

@@ -123,12 +123,10 @@ def logarithmic(axes: Axes, which: str, values: Sequence[float]) -> None:
 
 
 def marked(place: int) -> dict[str, Any]:
-    """Return the colour and marker of the data series with the index `place`, as keywords of matplotlib's `plot`."""
     return {"color": PALETTE[place % len(PALETTE)], "marker": MARKERS[place % len(MARKERS)]}
 
 
 def add_legend(figure: Figure, axes: Axes, columns: int = 3) -> None:
-    """Add a legend below a plot, outside of it, so that it hides no points."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
         figure.legend(handles, labels, loc="outside lower center", ncols=columns)

@@ -32,7 +32,6 @@ class TableColumn:
     form : format specification of Python for the value, such as `,.1f`; empty for text
     rank : on a narrow terminal, columns with the highest rank are left out first; columns with rank 0 never
     least : number of characters to which a column of text may be narrowed before other columns are left out
-    most : number of characters to which a longer cell is cut
     """
 
     heading: str
@@ -61,10 +60,7 @@ def print_table(
     title: str = "",
     style: Callable[[Any], str | None] = lambda row: None,
 ) -> None:
-    """Print a table that fits the width of the terminal.
-
-    style : returns the rich style of a row, such as `bold`, or None
-    """
+    """Print a table that fits the width of the terminal."""
     if not rows:
         return
     from rich.box import SIMPLE_HEAD

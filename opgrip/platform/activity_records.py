@@ -106,7 +106,6 @@ class LaunchedWork:
 
     thread : the system's id of the launching thread, or the lower 32 bits of Python's id
     at_ns, launched_ns : times at which the launch began and returned
-    launch : correlation number of the launch; a launch may start several kernels
     """
 
     name: str
@@ -123,7 +122,7 @@ class LaunchedWork:
 
 
 def launched_by(events: Sequence[Any], distance_ns: int = 0) -> list[LaunchedWork]:
-    """Return the kernels, copies and fills of a profile that have a known launch, by their starts.
+    """Return the kernels, copies and fills of a profile that have a known launch, sorted by their starts.
 
     distance_ns : time by the system's clock, which the events use, minus time by the clock of the returned times
     """
@@ -150,7 +149,6 @@ def launched_by(events: Sequence[Any], distance_ns: int = 0) -> list[LaunchedWor
 
 
 def records_work(device: str) -> bool:
-    """Return True if torch's profiler can record a device's work now."""
     return (
         torch.device(device).type in recorded_activities() and running_profile() is None and injected_profiler() is None
     )

@@ -36,8 +36,6 @@ WARM_NS, RARE = 200_000, 10
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """Number and total duration of the measured threads' waits for a processor, up to the time `at_ns`."""
-
     at_ns: int
     time_ns: int
     count: int
@@ -61,7 +59,6 @@ class Contention:
     """Detects that the threads of this process, or of processes that work for it, had to wait for processors.
 
     threads : number of threads that run at the same time; None for the number that torch uses for one operator
-    ignored : native id of a thread whose waits are not counted
     workers : returns the ids of the processes that do the measured work; None if this process does it
     """
 
@@ -127,10 +124,7 @@ class Contention:
         return time_ns - WAKING_NS * count > SHARE * run_ns if self._files else count > 0
 
     def is_run_contended(self, marks: Sequence[Waits], run_ns: float) -> bool:
-        """Return True if a run that ends now was slower because its threads waited for a processor.
-
-        marks : waits read at the start of each of the latest runs, of which this run is the last
-        """
+        """Return True if a run that ends now was slower because its threads waited for a processor."""
         start = marks[-1]
         if self.is_contended(start, run_ns):
             return True
@@ -225,10 +219,7 @@ TICK_NS = 4_000_000  # time in ns of one tick, the unit in which most kernels co
 
 
 def is_slow(faults: float, system_ns: float, usual_ns: float) -> bool:
-    """Return True if the time that the kernel spent on page faults exceeds the usual time by more than chance.
-
-    usual_ns : usual time of a page fault
-    """
+    """Return True if the time that the kernel spent on page faults exceeds the usual time by more than chance."""
     usual = faults * usual_ns / TICK_NS
     chance: float = 3 * usual**0.5 + 3
     return system_ns / TICK_NS >= usual + chance
@@ -236,7 +227,6 @@ def is_slow(faults: float, system_ns: float, usual_ns: float) -> bool:
 
 @functools.cache
 def usual_fault_ns() -> float | None:
-    """Measure the usual time of a page fault in ns."""
     if not hasattr(mmap, "MADV_DONTNEED") or _has_huge_pages():
         return None
     with mmap.mmap(-1, PROBED_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:

@@ -25,7 +25,6 @@ SHARE_OF_FREE = 0.9  # share of free memory that cases may use
 
 
 def page_size(header: Mapping[str, Any]) -> int | None:
-    """Return the size of a memory page from a trace's header."""
     page = header.get("page_size")
     return page if type(page) is int and 0 < page <= LARGEST_PAGE else None
 
@@ -49,7 +48,6 @@ def processor(device: str) -> list[str]:
 
 
 def describe_processors() -> str:
-    """Return model and number of the CPU's processors, as the header of a trace has them."""
     return f"{_processor_name() or platform.processor() or platform.machine()}, {os.cpu_count()} logical cores"
 
 
@@ -81,7 +79,6 @@ def available_memory(device: str) -> int | None:
 
 
 def free_memory(device: str) -> int | None:
-    """Return the number of free bytes on a device, or on the CPU in this container."""
     module = _module_of(device)
     if module is not None:
         return int(module.mem_get_info(device)[0]) if hasattr(module, "mem_get_info") else None
@@ -133,7 +130,6 @@ def parse_device(name: str) -> torch.device:
 
 
 def check_device(name: str) -> torch.device:
-    """Return the torch device with a name such as `cuda:1`, if it is present here."""
     import torch
 
     device = parse_device(name)
@@ -188,11 +184,6 @@ KINDS = ("GPU", "MIG")  # prefixes of device identifiers: whole GPUs and MIG ins
 
 
 class Gpu:
-    """Counters and properties of an NVIDIA GPU.
-
-    handle : NVML's handle of the GPU or MIG instance
-    """
-
     def __init__(self, nvml: Any, handle: Any) -> None:
         self._nvml, self._handle = nvml, handle
         is_instance = self._read("nvmlDeviceIsMigDeviceHandle", handle)
@@ -260,7 +251,6 @@ class Gpu:
 
 
 def open_gpu(device: str) -> Gpu:
-    """Return the counters of a GPU for `--energy`."""
     if device.partition(":")[0] != "cuda":
         raise UserError(f"--energy needs an NVIDIA GPU, and {device} is not one", "remove --energy")
     try:

@@ -40,7 +40,6 @@ FLOAT8 = "float8"  # prefix of the names of all float8 types
 class Level:
     """A cache or the main memory.
 
-    name : `L1`, `L2`, `L3`, `memory`
     size : bytes; None for the main memory
     bandwidth : GB/s of a copy, reads plus writes, by number of threads
     """
@@ -58,8 +57,6 @@ class Level:
 class Peaks:
     """Peak bandwidths and arithmetic rates of a device, and launch times of operators on it.
 
-    machine : name of the processor or GPU, and other facts on which the peaks depend
-    levels : memory levels, nearest cache first
     rates : Gflop/s of a matrix product by dtype and number of threads
     launch_us : time of an operator on a tensor of one element
     dispatch_us : time of an operator that makes a view
@@ -99,7 +96,6 @@ def peaks_path(device: str) -> Path:
 
 
 def read_cached_peaks(device: str) -> Peaks | None:
-    """Return the bandwidths and rates measured earlier on this machine."""
     try:
         return from_json(json.loads(peaks_path(device).read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError):
@@ -136,7 +132,6 @@ def from_json(fields: dict[str, Any]) -> Peaks:
 
 
 def find_implausible_rate(peaks: Peaks) -> str | None:
-    """Describe an accelerator's slowest arithmetic rate if it is too low to be real."""
     rates = {dtype: max(rate_by_threads.values()) for dtype, rate_by_threads in peaks.rates.items()}
     if peaks.device == "cpu" or not rates:
         return None
@@ -321,7 +316,6 @@ class Datasheet:
     tflops: Mapping[str, float]
 
     def rate(self, dtype: str | None) -> float | None:
-        """Return the rate of matrix products in Gflop/s."""
         name = FLOAT8 if (dtype or "").startswith(FLOAT8) else dtype or ""
         tflops = self.tflops.get(name)
         return None if tflops is None else tflops * 1e3
@@ -355,6 +349,5 @@ _SHEETS: Mapping[str, Datasheet] = {
 
 
 def datasheet_of(name: str) -> Datasheet | None:
-    """Return the datasheet of a GPU by the name that its driver reports."""
     product = re.sub(r"^(NVIDIA|Tesla) ", "", name)
     return next((sheet for pattern, sheet in _SHEETS.items() if re.fullmatch(pattern, product)), None)

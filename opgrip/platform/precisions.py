@@ -35,7 +35,6 @@ _OLDER = {"cuda.matmul": "cuda.matmul.allow_tf32", "cudnn.conv": "cudnn.allow_tf
 
 
 def read_precision(place: str) -> str | None:
-    """Return the precision that is set for a backend, such as `tf32`."""
     try:
         return _READERS[place]()
     except (AttributeError, RuntimeError) as error:

@@ -19,10 +19,7 @@ class PrivatePlaces:
         self._places: dict[str, tuple[Callable[[], bool], str]] = {}
 
     def take(self, name: str, fallback: Any, otherwise: str) -> Any:
-        """Return the torch object with a dotted name, or `fallback` if this version of torch lacks it.
-
-        otherwise : what happens if torch lacks the object, as a short text for `report`
-        """
+        """Return the torch object with a dotted name, or `fallback` if this version of torch lacks it."""
         self.declare(name, lambda: _at(name) is not None, otherwise)
         thing = _at(name)
         return fallback if thing is None else thing
@@ -43,7 +40,6 @@ class PrivatePlaces:
         return thing
 
     def declare(self, name: str, is_usable: Callable[[], bool], otherwise: str) -> None:
-        """Declare a private interface of torch; `is_usable` returns True if it has the expected form."""
         if not otherwise.strip() or name in self._places:
             raise ValueError(f"{name} is declared twice, or without a text on what happens if torch lacks it")
         self._places[name] = (is_usable, otherwise)

@@ -29,8 +29,6 @@ IDLE = -1  # value of `item` or `part` while the child does not work on one
 class Beat:
     """The item, and the part of it, that a child process is working on.
 
-    item : index of the item that the child works on, or `IDLE` if it works on none
-    part : index of the part of the item, or `IDLE` if the item has no parts
     since_ns : time at which the child began to work on this item or part, by the monotonic clock
     """
 
@@ -96,7 +94,6 @@ class Ended:
     """Why a child ended, and the item that it worked on last.
 
     status : `failed`, or `timeout` if it was killed because an item or part took too long
-    reason : the reason in one line
     """
 
     item: int
@@ -109,7 +106,6 @@ class Child:
     """A child process that exchanges JSON lines with this process.
 
     run : a function to call in a forked process, or the name of a module to run in a new Python process
-    request : for a module, what `receive_request` returns there
     timeout_s : seconds that the child may work on an item, or a part of it, before it is killed; None for no limit
     confined : for a module, the folders that it may write to in bubblewrap; None to run it without bubblewrap
     """
@@ -226,7 +222,6 @@ class Child:
         self._wait()
 
     def kill(self) -> None:
-        """Kill the child and the processes that it started, such as compilers."""
         if self._status is None:
             kill_group(self.pid)
 

@@ -44,13 +44,6 @@ ANYTHING = ("*args, **kwargs", "*args, **kwargs")
 
 @dataclass(frozen=True, slots=True)
 class CandidateFile:
-    """The file from which a user starts to write an implementation of an operator or a module.
-
-    target : trace or sample that `opreplay` replays
-    facts : lines about the operator or module and its recorded calls
-    extensions : modules that register the operator
-    """
-
     op: str
     target: str
     facts: Sequence[str]
@@ -76,7 +69,6 @@ class CandidateFile:
 
 
 def file_of_operator(trace: Trace, target: str, op: str, extensions: Sequence[str]) -> CandidateFile:
-    """Return a file to start from, with a function that calls an operator of a trace."""
     cases = make_cases(trace)
     own = [case for case in cases if case.op == op]
     if not own:
@@ -98,7 +90,6 @@ def file_of_operator(trace: Trace, target: str, op: str, extensions: Sequence[st
 
 
 def file_of_module(trace: Trace, target: str, path: str) -> CandidateFile:
-    """Return a file to start from, with a function that makes the recorded calls of a module."""
     try:
         own = make_units(trace, Selection(unit=MODULE, module=(path,), for_candidates=True), MODULE)
     except NothingSelectedError as error:

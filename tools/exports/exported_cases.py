@@ -83,7 +83,6 @@ def export_unit(trace: Trace, name: str, unit: str, mode: str) -> tuple[str, str
     """Return a description of a module or function, and the source of a script that runs its recorded operators.
 
     name : path of a module, or `file:function`, followed by the phase unless it is forward
-    unit : `module` or `function`
     """
     words = name.split() or [""]
     phase = words[-1] if words[-1] in PHASES else PHASES[0]
@@ -161,10 +160,6 @@ def _source_of_tensor(source: Any, links: Links) -> str:
 
 
 def export_sample(sample: SampleFolder, number: int, mode: str) -> tuple[str, str]:
-    """Return a description of a recorded call of a gripped sample, and the source of a script that runs it.
-
-    number : number of the recorded call, from 0
-    """
     trace = load(sample.folder / CALLS, partial=False, unbounded=True)
     calls = [signature for signature in trace.signatures if signature.kind == FUNCTION]
     if number >= len(calls):

@@ -155,11 +155,6 @@ MOST_OF_NAME = 100
 
 
 class TraceTest(pytest.Item):
-    """A test that consists of one or more cases of a trace.
-
-    indices, numbers : indices of the cases among the selected ones, and their case numbers
-    """
-
     is_of_trace = True
 
     def __init__(self, *, indices: Sequence[int], numbers: Sequence[int], **kwargs: Any) -> None:

@@ -116,10 +116,7 @@ class StoredBaseline:
         self._tests: list[str] | None = list(map(str, tests)) if is_ours and tests is not None else None
 
     def rows_for(self, group: str, rows: Sequence[Result]) -> list[TestRow]:
-        """Return the baseline's rows of the same tests or cases, each with the node id of the test that measured it.
-
-        group : node id of the test or test file that measured `rows`
-        """
+        """Return the baseline's rows of the same tests or cases, each with the node id of the test that measured it."""
         if self._tests is not None:
             pairs = zip(self._tests, self._rows, strict=True)
             return [(test, row) for test, row in pairs if test == group or test.startswith(f"{group}::")]
@@ -144,7 +141,6 @@ def save_rows(rows: Sequence[TestRow], headers: Sequence[dict[str, Any]], path: 
 
 
 def join_headers(headers: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return one header for the results of several replays."""
     joined: dict[str, Any] = {}
     for header in reversed(headers):
         joined |= header
@@ -162,7 +158,6 @@ MOST_OF_SHAPES = 48
 
 
 def print_summary(benchmarks: Benchmarks, reporter: pytest.TerminalReporter) -> None:
-    """Print a table of the tests' times, and what the comparison with the baseline found."""
     if not benchmarks.lines and not benchmarks.notes:
         return
     compared = benchmarks.options.compare
@@ -214,10 +209,7 @@ KEY = "opgrip_folder"
 
 
 class Turns:
-    """A lock that all workers of a pytest-xdist run share, so that only one of them measures at a time.
-
-    folder : folder that all workers share; None if tests run in one process
-    """
+    """A lock that all workers of a pytest-xdist run share, so that only one of them measures at a time."""
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
@@ -258,7 +250,6 @@ ADDED, FAILED, CHANGED = "ADDED", "FAILED", "CHANGED"
 class Line:
     """A row of the table that is printed below the test results.
 
-    base_us : median in the baseline
     ratio, low, high : time divided by the baseline's, and the interval of this ratio
     reason : why the interval is wide, such as a busy machine
     """
@@ -278,11 +269,6 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """The rows of tests that were measured together, compared with the baseline.
-
-    rows, base_rows : (test, row) of the measured rows, and of the baseline's rows
-    """
-
     rows: Sequence[TestRow]
     header: dict[str, Any]
     base_rows: Sequence[TestRow] = ()
@@ -290,7 +276,6 @@ class Judged:
     held: Sequence[Held] = ()
 
     def broken(self, test: str) -> list[str]:
-        """Return a line for each failed or undecided gate that concerns a test."""
         own = {id(row) for name, row in (*self.rows, *self.base_rows) if name == test}
         return [
             item.line
@@ -331,7 +316,6 @@ def _line(row: Result, pair: Pair | None, verdict: str) -> Line:
 class Benchmarks:
     """The results of all tests of a pytest run.
 
-    rows : (test, row) of all finished tests
     differs : settings in which the run differs from the baseline, as (baseline's value, current value) by name
     """
 
@@ -345,7 +329,6 @@ class Benchmarks:
     gate_lines: dict[str, None] = field(default_factory=dict)
 
     def check(self) -> None:
-        """Raise `UserError` if a condition of `--opgrip-compare-fail` is invalid, or the baseline cannot be read."""
         if self.options.compare is not None:
             _ = self.gates, self.baseline
 
@@ -363,7 +346,6 @@ class Benchmarks:
         return None if self.options.compare is None else StoredBaseline(self.options.compare)
 
     def judge(self, pairs: Sequence[TestRow], header: dict[str, Any], group: str) -> Judged:
-        """Compare measured rows with the baseline's rows for the same tests, and check the gates."""
         if self.baseline is None:
             return Judged(pairs, header)
         from opgrip.replay.comparison import compare

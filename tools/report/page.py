@@ -327,7 +327,7 @@ def _table(table: pd.DataFrame) -> Plain:
 
 
 def plain(cell: Any, infinite: Any = None) -> Any:
-    """Return a cell as JSON and browsers accept it, with floats rounded."""
+    """Return a cell in a form that JSON and browsers accept, with floats rounded."""
     if isinstance(cell, float):
         return infinite if math.isinf(cell) else None if math.isnan(cell) else rounded(cell)
     return cell.encode("utf-8", "backslashreplace").decode() if isinstance(cell, str) else cell
@@ -454,7 +454,6 @@ Plain = dict[str, Any]
 
 
 def describe_runs(runs: Mapping[str, Results]) -> Plain:
-    """Return the page's data about runs: result rows by column, single times, call sites, and facts about each run."""
     left_out = {"detail", *(about.name for about in DERIVED)}
     columns = [*DERIVED, *(about for about in all_columns() if not about.hidden and about.name not in left_out)]
     # results of older versions contain ratios of paired runs
@@ -598,7 +597,6 @@ COLUMNS = ("verdict", "op", "shapes", "mode", "variant", "base_us", "new_us", "r
 
 
 def describe_comparisons(runs: Mapping[str, Results], gates: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yield the page's data about how each run compares with the first run."""
     conditions = list(map(parse_gate, gates))
     names = list(runs)
     for name in names[1:]:

@@ -21,7 +21,6 @@ class Verb:
 
     prepare : function that adds its options to a parser; None if it has none
     runs_program : True if the words after `--` belong to a program; they are then stored in `args.program`
-    needs_torch : False for a subcommand that works without torch
     """
 
     summary: str

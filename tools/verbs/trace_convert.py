@@ -302,7 +302,7 @@ def prepare_tuner(parser: argparse.ArgumentParser) -> None:
         "--tuned",
         type=Path,
         metavar="FILE",
-        help="print the share of the time of the calls whose shapes have an entry in this file of a tuner",
+        help="print the share of the time taken by calls whose shapes have an entry in this file, which a tuner wrote",
     )
     add_output(
         parser, "file for the list; lists of other kinds go next to it, with the kind in the name (default: stdout)"

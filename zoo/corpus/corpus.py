@@ -37,7 +37,6 @@ class Member:
 
     name : `detr_r50.train` for a trace of the zoo, otherwise the file's name
     source : `trace` for an opgrip trace, otherwise the format of another tool
-    is_named : True if the user named this file rather than a folder with it
     """
 
     path: Path
@@ -75,12 +74,6 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """The trace files of a corpus, and the files and traces that were left out.
-
-    passed_over : files in the given folders whose format is unknown
-    absent : names of selected traces of the zoo that are not installed
-    """
-
     members: Sequence[Member]
     passed_over: Sequence[Path] = ()
     absent: Sequence[str] = ()
@@ -105,10 +98,6 @@ def _is_file(name: str) -> bool:
 
 
 def members_of(inputs: Iterable[str]) -> Members:
-    """Return the files that the arguments of a command select.
-
-    inputs : traces, files of other tools, folders of such files, `zoo`, or `zoo:PATTERN`
-    """
     members: dict[Path, Member] = {}
     passed_over: list[Path] = []
     absent: list[str] = []
@@ -312,7 +301,6 @@ def written_from(frame: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
 
 
 def signature_facts(signature: Signature, context: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the columns of a corpus's row that depend only on the signature and on torch's settings."""
     specs = list(tensors([signature.args, signature.kwargs]))
     return {
         "key": key_of_case(signature, context),

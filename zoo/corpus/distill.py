@@ -49,12 +49,6 @@ PAGE_BYTES = 4096  # page size of the trace that is written
 
 @dataclass(frozen=True, slots=True)
 class Surrounding:
-    """What a distilled trace contains of each signature's calls.
-
-    places : number of calls of the signature to write, evenly spaced over all of its calls
-    before : number of calls to write before each of them
-    """
-
     places: int = 1
     before: int = 0
 
@@ -72,10 +66,7 @@ def write_cases(
     fields: Mapping[str, Any] | None = None,
     surrounding: Surrounding = ALONE,
 ) -> int:
-    """Write a trace with calls of chosen signatures, and return the number of these signatures.
-
-    fields : additional fields of the new trace's header
-    """
+    """Write a trace with calls of chosen signatures, and return the number of these signatures."""
     numbers = {key: number for number, key in enumerate(keys)}
     chosen = written_from(corpus.frame, keys)
     facts = {"model": {"name": "corpus", "run": "cases"}, "torch": torch.__version__, "steps": 1}
@@ -287,7 +278,6 @@ class _Part:
 
 
 def distances(points: Points, others: Points) -> Floats:
-    """Return the distances, shape (N, M), between N points and M other points."""
     own, theirs = points.numbers, others.numbers
     squares = (own**2).sum(axis=1)[:, None] + (theirs**2).sum(axis=1)[None, :] - 2 * own @ theirs.T
     squares += points.category_distance**2 * (points.kinds[:, None] != others.kinds[None, :])
@@ -321,10 +311,7 @@ class Distilled:
     likeness: float
 
     def predicted_us(self, trace: str, times_us: Mapping[str, float]) -> float:
-        """Return the predicted time of a trace on another machine, from times of the representing cases there.
-
-        times_us : by key, the time of one call on the other machine
-        """
+        """Return the predicted time of a trace on another machine, from times of the representing cases there."""
         weights = self.weights_us[trace]
         timed = [(weight, times_us[key] / self.times_us[key]) for key, weight in weights.items() if key in times_us]
         whole, there = sum(weights.values()), sum(weight for weight, _ in timed)
@@ -366,10 +353,7 @@ def named_by_files(corpus: Corpus) -> Corpus:
 
 
 def with_times(corpus: Corpus, times_us: Mapping[tuple[str, str], float]) -> Corpus:
-    """Return the corpus with other times of its cases; cases without one are dropped.
-
-    times_us : by name of the trace and key of the case, the time of one call
-    """
+    """Return the corpus with other times of its cases; cases without one are dropped."""
     frame = corpus.frame
     median = pd.Series([times_us.get(pair) for pair in zip(frame["trace"], frame["key"], strict=True)], frame.index)
     frame = frame.assign(median_us=median.astype(float))[median.notna()]
@@ -383,7 +367,6 @@ def with_times(corpus: Corpus, times_us: Mapping[tuple[str, str], float]) -> Cor
 
 
 def distill(corpus: Corpus, count: int) -> Distilled:
-    """Return at most `count` cases that represent a corpus."""
     # the weight of a model comes from its traces that have times
     frame = weighted(corpus.frame[corpus.frame["median_us"] > 0])
     if frame.empty:
@@ -448,12 +431,6 @@ HELD = 0.1  # relative error up to which a prediction passes
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Measured and predicted time of a trace, or of all traces of a model, in a replay of all their cases.
-
-    trace : name of the trace; empty for a whole model
-    predicted_us : time predicted from the representing cases
-    """
-
     trace: str
     model: str
     real_us: float
@@ -469,10 +446,6 @@ class Check:
 
 
 def check_of(corpus: Corpus, distilled: Distilled, times: Times) -> list[Check]:
-    """Return, for each trace, the time predicted from the representing cases and the measured time of its cases.
-
-    times : times of the corpus's cases in a replay
-    """
     # a score uses the time of a case after the preceding calls of the trace that it is written from
     chosen = {key: times[trace, key] for key, trace in distilled.sources.items() if (trace, key) in times}
     models = {member.name: member.model for member in corpus.members}

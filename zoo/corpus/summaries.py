@@ -42,7 +42,6 @@ class Summary:
     """A summary table of a corpus.
 
     by : the kind of row, a key of `BY` such as `op`
-    models : number of models of each source
     """
 
     by: str
@@ -54,10 +53,6 @@ class Summary:
         return self.by in (OP, SHAPE, DTYPE, SIGNATURE, FAMILY)
 
     def of_models(self, least: int, most: int | None) -> Summary:
-        """Return the summary with only the rows whose calls occur in at least `least` and at most `most` models.
-
-        least : lower limit; `ALL` for all models of the source
-        """
         counts = self.table["models"]
         flags = counts >= self.table["source"].map(self.models) if least == ALL else counts >= least
         return replace(self, table=self.table[flags if most is None else flags & (counts <= most)])
@@ -208,7 +203,6 @@ def cover(corpus: Corpus) -> pd.DataFrame:
 
 
 def summarize_coverage(table: pd.DataFrame) -> pd.DataFrame:
-    """Return a table with one row per category of torch's public operators, from the table that `cover` returns."""
     public = table[table["is_public"]]
     groups = public.groupby("category")
     summary = pd.DataFrame({"operators": groups.size(), "covered": groups["is_covered"].sum()})

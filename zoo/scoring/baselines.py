@@ -37,7 +37,6 @@ Key = tuple[str, int]  # a case's key, and its index among the cases of its trac
 class BaselineCase:
     """Time of one case in a baseline.
 
-    count : number of calls of the case in the program
     median_us : median time of a call; None if the case was not ok
     deviation : standard deviation of the logarithm of `median_us`
     """
@@ -91,7 +90,6 @@ def keyed(rows: Iterable[Result]) -> Iterator[tuple[Key, Result]]:
 
 
 def baseline_of(results: Results) -> Baseline:
-    """Return a baseline from the results of a replay of several traces."""
     if unusual := unusual_in(results):
         raise UserError(f"these results were made with {', '.join(unusual)}", "replay without these options")
     rows_of: dict[str, list[Result]] = {}
@@ -118,7 +116,6 @@ def about_of(results: Results) -> dict[str, Any]:
 
 
 def added(baseline: Baseline, more: Baseline) -> Baseline:
-    """Return a baseline with the traces of two baselines; for a trace in both, the times in `more` are used."""
     if baseline.machine != more.machine:
         problem = f"the baseline was measured on {baseline.machine}, these results on {more.machine}"
         raise UserError(problem, "a baseline belongs to one machine: replay on that machine")
@@ -132,7 +129,6 @@ def unusual_in(results: Results) -> list[str]:
 
 
 def is_time(us: float | None) -> bool:
-    """Return True if a time is plausible."""
     return us is not None and LEAST_US < us < MOST_US
 
 
@@ -155,7 +151,6 @@ def _case(row: Result) -> BaselineCase:
 
 
 def read_baselines(path: Path | None = None) -> Baseline:
-    """Return the baseline in a file, by default the one that ships with opgrip."""
     if path is None:
         folder = Path(manifest.__file__).parent
         path = next((folder / name for name in SHIPPED if (folder / name).is_file()), None)
@@ -269,7 +264,6 @@ Times = Mapping[tuple[str, str], float]  # time in us by trace and key
 
 
 def times_of(results: Results) -> Times:
-    """Return the times of the cases that were run in eager mode as recorded."""
     if unusual := unusual_in(results):
         raise UserError(f"these results were made with {', '.join(unusual)}", "replay the traces without these options")
     _variant_of(results)

@@ -21,13 +21,10 @@ Z = 1.96  # number of standard deviations around the mean that contain 95 % of a
 class TraceScore:
     """Times of one trace in the scored replay and in the baseline, and their ratio, the score.
 
-    statuses : number of replayed cases by status
-    compared : number of cases that are ok in both the replay and the baseline
     ok_base_us, ok_us : time in the baseline, and in the replay, of the cases that are ok in both
     whole_us : time in the baseline of all its cases
     left_out_us : time in the baseline of replayed cases that do not count, see `is_left_out`; not part of `base_us`
     pace : speed on other traces, used in place of `speed` for a trace without any ok case
-    problem : reason why the trace was not replayed or compared; empty for none
     """
 
     origin: Origin
@@ -75,11 +72,6 @@ class TraceScore:
 
 @dataclass(frozen=True, slots=True)
 class ModelScore:
-    """A model, whose score is the geometric mean of the scores of its runs, such as inference and training.
-
-    weight : weight in the total score; the weights of all models with a score sum to 1
-    """
-
     model: str
     library: str
     family: str
@@ -114,7 +106,6 @@ class ModelScore:
 
     @property
     def supported(self) -> float | None:
-        """Mean of `TraceScore.supported` over the runs in the baseline."""
         shares = [trace.supported if trace.statuses else 0.0 for trace in self.traces if trace.whole_us]
         values = [share for share in shares if share is not None]
         return fsum(values) / len(values) if values else None
@@ -133,9 +124,7 @@ class ModelScore:
 class Score:
     """The score of all models in one run configuration.
 
-    baseline : machine of the baseline; empty without a baseline
     interval : 95 % confidence interval of the score over models like these
-    of_traces : number of traces in the baseline
     """
 
     measured: Measured
@@ -156,7 +145,6 @@ class Score:
 
     @property
     def score(self) -> float | None:
-        """Weighted geometric mean of the models' scores."""
         return _geometric((model.score or 0.0, model.weight) for model in self.scored)
 
     @property
@@ -170,7 +158,7 @@ class Score:
 
     @property
     def covered(self) -> float | None:
-        """Share of the baseline's time whose cases were replayed, also counting traces that were not replayed."""
+        """Share of the baseline's time whose cases were replayed; a trace that was not replayed counts as 0."""
         timed_models = [model for model in self.models if any(trace.whole_us for trace in model.traces)]
         share = _mean_share((model, model.selected or 0.0) for model in timed_models)
         traces = sum(len(model.traces) for model in timed_models)
@@ -183,7 +171,6 @@ class Score:
 
     @property
     def supported(self) -> float | None:
-        """Weighted mean over models of the share of ok cases."""
         return _mean_share((model, model.supported) for model in self.models)
 
     @property

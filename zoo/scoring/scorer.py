@@ -28,7 +28,6 @@ class ZooScorer:
             print_scores(distilled_scores(results), file, LEAST_COVERED)
 
     def against(self, baseline: Path | None) -> Callable[[Results, IO[str]], None]:
-        """Read a baseline, by default the one that ships, and return a function that prints scores against it."""
         from opgrip.zoo.scoring.baselines import read_baselines
         from opgrip.zoo.scoring.score_table import LEAST_COVERED, print_scores
         from opgrip.zoo.scoring.scores import score_of

@@ -38,7 +38,6 @@ MOST_SCORES = 20_000  # maximum number of trace scores, over all variants
 
 
 def score_of(results: Results, baseline: Baseline) -> list[Score]:
-    """Return one score for each run configuration in the results of several traces."""
     unusual = unusual_in(results)
     rows_of: dict[str, dict[str, list[Result]]] = defaultdict(lambda: defaultdict(list))
     origins: dict[str, Origin] = {}
@@ -73,7 +72,7 @@ OF_DEVICE = (
 
 
 def is_left_out(row: Result) -> bool:
-    """Return True if a case does not count, because its operator exists only for another kind of device."""
+    """Return True if a case is unsupported because its operator exists only for another kind of device."""
     if row.status != UNSUPPORTED or not row.op.startswith("aten."):
         return False
     kind = next((kind for kind, pattern in OF_DEVICE if pattern.search(row.op)), None)
@@ -118,11 +117,6 @@ def _score(
 def score_traces(
     measured: Measured, traces: Iterable[TraceScore], baseline: str, of_traces: int, rows: Collection[Result]
 ) -> Score:
-    """Return the score of all models from the scores of their traces in one run configuration.
-
-    baseline : machine of the baseline
-    of_traces : number of traces in the baseline
-    """
     by_model: dict[str, list[TraceScore]] = defaultdict(list)
     for trace in traces:
         by_model[trace.origin.model].append(trace)
@@ -141,11 +135,6 @@ def _weighed(models: Sequence[ModelScore]) -> list[ModelScore]:
 
 
 def score_trace(origin: Origin, rows: Sequence[Result], base: BaselineTrace | None, problem: str = "") -> TraceScore:
-    """Return the score of one trace against its times in the baseline.
-
-    base : times of the trace in the baseline; None if the baseline lacks it
-    problem : reason why the trace was not replayed
-    """
     statuses, slowed = Counter(row.status for row in rows), sum(row.is_slowed for row in rows)
     time_us = fsum(
         max(row.count, 1) * (row.median_us or 0.0) for row in rows if row.status == OK and is_time(row.median_us)
@@ -256,7 +245,6 @@ class RepresentedTimes:
 
 
 def represented_times(header: Mapping[str, Any]) -> RepresentedTimes | None:
-    """Return the times that a trace's cases represent."""
     field = header.get(FIELD)
     if field is None:
         return None

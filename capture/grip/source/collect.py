@@ -65,10 +65,7 @@ _USUAL_NAMES = {"numpy": "np", "pandas": "pd"}
 
 
 class Collector(ItemTable):
-    """Collects the items of one sample: everything that the sample must contain or import.
-
-    words : strings in arguments that code may use to find functions by name
-    """
+    """Collects the items of one sample: everything that the sample must contain or import."""
 
     def __init__(self, words: Iterable[str] = ()) -> None:
         super().__init__()
@@ -177,7 +174,6 @@ class Collector(ItemTable):
         return self._value(thing, name, piece, meaning.attribute_count)
 
     def function(self, thing: Any, name: str, attributes: tuple[str, ...] = ()) -> SampleItem:
-        """Return the sample's item for a Python function; add one if it is new."""
         key = ("function", id(thing))
         item = self._items.get(key)
         if item is None:
@@ -206,7 +202,6 @@ class Collector(ItemTable):
         self.scan(item.piece, item)
 
     def function_piece(self, definition: FunctionDefinition, item: SampleItem, cls: type | None = None) -> Piece:
-        """Return the source of a function as a piece of the sample."""
         namespace = namespace_of(definition.function)
         is_method = cls is not None and not isinstance(vars(cls).get(definition.function.__name__), staticmethod)
         names = names_of(definition.node, is_method)
@@ -258,10 +253,7 @@ class Collector(ItemTable):
         return item
 
     def check(self, value: Any, item: SampleItem, what: str) -> None:
-        """Add the objects to which a value refers; refuse `item` if the value cannot be written as source.
-
-        what : noun for the value in the reason
-        """
+        """Add the objects to which a value refers; refuse `item` if the value cannot be written as source."""
         try:
             express(value, self.referring(item))
         except Inexpressible as error:
@@ -443,9 +435,6 @@ class ClassParts:
     # attributes that may be read
 
     def expand(self, objects: Iterable[Any], root: SampleItem) -> None:
-        """Add all methods and attributes of classes that the sample's code may use, and repeat this for the added
-        code.
-        """
         objects = list(objects)
         before = (-1, -1)
         while (now := self._size()) != before:

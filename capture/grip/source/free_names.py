@@ -51,7 +51,6 @@ class Annotation:
 class FreeNames:
     """The free names in a piece of source, with its imports and annotations and the attributes that it reads.
 
-    bound : names that the piece, or any scope inside it, binds
     words : strings in the piece that could be names
     """
 
@@ -112,7 +111,6 @@ def stored(node: ast.AST) -> set[str]:
 
 
 def bind(node: ast.AST, scope: NameScope) -> None:
-    """Add to `scope` the names that a statement binds."""
     if isinstance(node, ast.Name):
         if not isinstance(node.ctx, ast.Load):
             scope.bound.add(node.id)

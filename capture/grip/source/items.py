@@ -43,7 +43,6 @@ class Import:
 
 
 def import_of(name: str, attributes: Sequence[str], thing: Any, file: SourceFile | None, package: str) -> Import | None:
-    """Return an import statement for an object, if possible the one in `file`."""
     plain: Import | None = None
     for statement in _bindings(file).get(name, ()) if file is not None else ():
         for candidate in _read(statement, name, package):
@@ -156,12 +155,6 @@ def _member_order(name: str) -> tuple[int, str]:
 
 @dataclass(eq=False, slots=True)
 class SampleItem:
-    """An item of a sample's module: a function, class, part of a class, import or constant.
-
-    early : items in `needs` that must be defined before this one
-    may_need : items that this item may use; those that cannot be extracted are left out
-    """
-
     name: str
     module: str
     refusal: str | None = None
@@ -243,7 +236,6 @@ class FunctionItem(SampleItem):
 class ClassItem(SampleItem):
     """A class, of which the sample may contain only some methods and attributes.
 
-    whole : complete source of the class; None if only parts are included
     is_live : True if objects of the class may exist
     """
 
@@ -264,8 +256,6 @@ class ClassItem(SampleItem):
 
 @dataclass(eq=False, slots=True)
 class PartItem(SampleItem):
-    """A method or attribute of a class."""
-
     owner: ClassItem | None = None
     pieces: list[Piece] = field(default_factory=list)
     value: Any = None
@@ -306,7 +296,7 @@ def refusals(items: Iterable[SampleItem]) -> dict[SampleItem, list[SampleItem]]:
 
 
 def reachable(root: SampleItem, refused: Iterable[SampleItem]) -> list[SampleItem]:
-    """Return `root` and the items that it needs or may need, directly or through other items."""
+    """Return `root` and all items that it needs directly or through other items, without `refused` ones."""
     refused, reachable_items, queue = set(refused), {root: None}, [root]
     for item in queue:
         for needed in (*item.needs, *(one for one in item.may_need if one not in refused)):
@@ -402,7 +392,6 @@ class ItemTable:
         return item
 
     def add_import(self, thing: Any, name: str, attributes: tuple[str, ...], piece: Piece | None) -> SampleItem | None:
-        """Return the sample's item for an imported object."""
         file = piece.file if piece is not None else None
         package = (piece.namespace.variables.get("__package__") or "") if piece is not None else ""
         statement = import_of(name, attributes, thing, file, package)

@@ -64,7 +64,6 @@ def is_imported(module: str) -> bool:
 
 
 def module_of(thing: Any) -> str | None:
-    """Return the name of a module, or the `__module__` of a class or function."""
     name = thing.__name__ if isinstance(thing, ModuleType) else getattr(thing, "__module__", None)
     return name if isinstance(name, str) else None
 
@@ -88,8 +87,6 @@ class Treatment(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """The variables among which the free names of a piece of source are looked up."""
-
     module: str
     variables: Mapping[str, Any]
     closure: Mapping[str, Any] = field(default_factory=dict)
@@ -189,7 +186,6 @@ def is_imported_code(layer: Any) -> bool:
 
 
 def wrapped(thing: Any) -> Any:
-    """Return the callable that a wrapper names as its `__wrapped__`."""
     inner = getattr(thing, "__dict__", {}).get("__wrapped__")
     return inner if callable(inner) else None
 
@@ -240,7 +236,6 @@ def _content(cell: CellType) -> Any:
 
 
 def evaluate(expression: ast.expr, namespace: Namespace) -> Any:
-    """Return the object that an expression such as `a.b.c` refers to, or `ABSENT` if there is none."""
     chain = dotted(expression)
     if chain is None:
         return ABSENT
@@ -446,7 +441,6 @@ def docstring_of(node: ast.AST) -> ast.Constant | None:
 
 
 def first_line(node: Definition) -> int:
-    """Return the line at which a definition begins, which is that of its first decorator."""
     decorators = getattr(node, "decorator_list", None)
     line: int = decorators[0].lineno if decorators else node.lineno
     return line
@@ -458,10 +452,6 @@ def _parse(name: str, text: str) -> SourceFile:
 
 
 def source_file(name: str, module_globals: dict[str, Any] | None, what: str) -> SourceFile:
-    """Return the source file or notebook cell whose `co_filename` is `name`.
-
-    what : noun for the object whose source is searched, for the message
-    """
     lines = linecache.getlines(name, module_globals)
     if not lines:
         raise UserError(
@@ -567,11 +557,6 @@ def _plain_function(attribute: Any) -> FunctionType | None:
 
 @dataclass(frozen=True, slots=True)
 class FunctionDefinition:
-    """The definition of the function inside a callable, in its source file.
-
-    function : the function inside all decorators
-    """
-
     function: FunctionType
     file: SourceFile
     node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
@@ -579,7 +564,6 @@ class FunctionDefinition:
 
 
 def find_definition(thing: Any) -> FunctionDefinition:
-    """Return the definition of the function inside a callable."""
     layers = layers_of(thing, unmarked=True)
     for index in range(len(layers) - 1, -1, -1):
         function = layers[index]

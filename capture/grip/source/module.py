@@ -206,7 +206,6 @@ def rename_definition(edits: Edits, node: FunctionNode | ast.ClassDef, name: str
 
 
 def with_comments(file: SourceFile, node: ast.stmt) -> int:
-    """Return the line at which a statement begins, with its comments."""
     first = first_line(node) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) else node.lineno
     line, column = first, node.col_offset
     while line > 1 and re.match(rf"\s{{{column}}}#", file.lines[line - 2]):
@@ -229,8 +228,6 @@ _FUTURE = "from __future__ import annotations"
 
 
 class Layout:
-    """Writes the items of one sample as source."""
-
     def __init__(
         self,
         collector: Collector,
@@ -412,7 +409,6 @@ def _is_whole(expression: str) -> bool:
 
 
 def names_for(items: Iterable[SampleItem]) -> dict[SampleItem, str]:
-    """Choose the names of items in the sample."""
     items = list(items)
     owners_by_name: dict[str, SampleItem] = {}
     shadowed = _bound_by_users(items)
@@ -508,11 +504,6 @@ def _find_item(
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
-    """Everything that a sample's function needs.
-
-    left_out : reason why a part of a class that may be needed is left out, by `Class.part`
-    """
-
     collector: Collector
     root: SampleItem
     items: tuple[SampleItem, ...]
@@ -524,7 +515,6 @@ class ModuleText:
     """The text of a sample's module, with what it defines and imports.
 
     classes : names of classes and functions among the arguments and results, by their original `module:qualname`
-    imports : top-level packages that the module imports, without the standard library
     absent : free names that the original code does not define either
     """
 
@@ -554,7 +544,6 @@ def requirements_of(gripped: Gripped) -> Requirements:
 
 
 def lay_out(gripped: Gripped, requirements: Requirements, origin: str) -> ModuleText:
-    """Return the text of a module that contains a gripped function and everything it needs."""
     annotations, more = hints_of(requirements.collector, requirements.items)
     items = (*requirements.items, *more)
     ordered = in_order(requirements.root, items)
@@ -585,7 +574,6 @@ def lay_out(gripped: Gripped, requirements: Requirements, origin: str) -> Module
 
 
 def owner_of(gripped: Gripped) -> type | None:
-    """Return the class of a gripped method, even if it was gripped inside the class's body."""
     path = gripped.entry.rpartition("<locals>.")[2].rpartition(".")[0]
     if gripped.owner is not None or not path:
         return gripped.owner

@@ -281,7 +281,6 @@ def _is_function(value: Any) -> bool:
 
 
 def express_class(cls: type, refer: Refer) -> str:
-    """Return the call of `namedtuple` or `Enum` that creates a class."""
     writer = _Writer(refer)
     if cls.__bases__ == (enum.Enum,):
         members = {name: member.value for name, member in cls.__members__.items()}  # type: ignore[attr-defined]
@@ -294,7 +293,6 @@ def express_class(cls: type, refer: Refer) -> str:
 
 
 def statement_of(name: str, piece: Piece) -> ast.Assign | ast.AnnAssign | None:
-    """Return the only statement that assigns a global variable."""
     if name in piece.namespace.closure:
         return None
     statements: list[ast.Assign | ast.AnnAssign] = []
@@ -311,7 +309,6 @@ def statement_of(name: str, piece: Piece) -> ast.Assign | ast.AnnAssign | None:
 
 
 def is_literal(statement: ast.Assign | ast.AnnAssign, value: Any) -> bool:
-    """Return True if a statement assigns a literal and the variable still has this value."""
     if statement.value is None or not is_plain(statement.value):
         return False
     literal = ast.literal_eval(statement.value)

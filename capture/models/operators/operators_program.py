@@ -57,7 +57,6 @@ class Operators:
 
 
 def choose(names: Sequence[str], seed: int) -> Operators:
-    """Return the operators that `names` selects (categories or operators)."""
     registered = [function for function in registered_operators() if _is_runnable(function)]
     entries: dict[str, OperatorEntry] = {}
     if not WITHOUT_TABLE.issuperset(names):
@@ -132,10 +131,7 @@ def _import(name: str) -> None:
 def operators_program(
     source: str, names: Sequence[str], device: str, seed: int, options: OperatorOptions
 ) -> ModelProgram:
-    """Build the program that runs the operators that `names` selects; each name is a category or an operator.
-
-    source : the text with these names, as the user wrote it
-    """
+    """Build the program that runs the operators that `names` selects; each name is a category or an operator."""
     # before loading the table, which takes seconds
     trace = None if options.shapes_from is None else load(options.shapes_from)
     operators = choose(names, seed)

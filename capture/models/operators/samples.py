@@ -37,12 +37,6 @@ MOST_REASON = 200  # maximum number of characters of the reason for a failed cal
 
 @dataclass(slots=True)
 class Coverage:
-    """How many of torch's operators a capture of single operators covers.
-
-    failures : number of failed calls by operator, dtype and reason
-    uncovered : reason why no call runs an operator, by name of the operator
-    """
-
     entries: int = 0
     samples: int = 0
     operators: set[Any] = field(default_factory=set)
@@ -110,7 +104,6 @@ Sizes = Callable[[int], int]
 
 
 def enlarge(entry: OperatorEntry, sample: Arguments) -> Iterator[Arguments]:
-    """Yield larger copies of a sample, if there are any."""
     largest = max(_dense_tensors(sample), key=lambda tensor: tensor.numel(), default=None)
     if largest is None or not largest.numel():
         return
@@ -124,7 +117,7 @@ def enlarge(entry: OperatorEntry, sample: Arguments) -> Iterator[Arguments]:
 
 
 def draw(entry: OperatorEntry, sample: Arguments) -> Iterator[Arguments]:
-    """Yield copies of a sample with random sizes, if there are any."""
+    """Yield copies of a sample with random sizes, if its sizes can change."""
     drawn: dict[int, int] = {}
 
     def size_of(size: int) -> int:
@@ -217,7 +210,6 @@ class Probe(OrderlyMode):
 
 
 def try_call(function: Callable[..., Any], arguments: Arguments, with_gradients: bool) -> SampleTrial:
-    """Run a sample call, and its gradients if requested."""
     probe = Probe()
     with probe:
         result = function(*arguments[0], **arguments[1])
@@ -233,7 +225,6 @@ def try_call(function: Callable[..., Any], arguments: Arguments, with_gradients:
 
 
 def run_backward(result: Any, arguments: Arguments) -> Any:
-    """Return the gradients of a call's arguments."""
     outputs = [item for item in tensors_in(result) if item.requires_grad]
     inputs = [item for item in tensors_in(list(arguments)) if item.requires_grad]
     if not outputs or not inputs:

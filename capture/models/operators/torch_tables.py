@@ -28,8 +28,6 @@ class OperatorEntry:
     """An operator, or other callable, with sample inputs.
 
     name : name in torch's table, such as `nn.functional.relu`; for a registered operator `my_ops.scale.default`
-    in_place : variant that writes into its first argument, or None
-    differentiable : function that returns the dtypes whose gradients are supported on a device
     samples : function that yields arguments for a device and dtype, with or without gradients
     """
 
@@ -186,7 +184,6 @@ _LOCK = "__allow_nonbracketed_mutation_flag"
 
 
 def table_entries() -> Iterator[OperatorEntry]:
-    """Yield all operators in torch's tables."""
     needed("expecttest", EXTRA)
     with _unchanged_process():
         operators = _operators()
