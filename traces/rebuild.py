@@ -1,8 +1,4 @@
-"""Construction of live arguments from the specs in a trace, using classes that the caller provides.
-
-Nothing is imported, and no code of these classes runs: objects are created without constructors, and their fields are
-set directly.
-"""
+"""Construction of live arguments from the specs in a trace, using only classes that the caller provides."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Conversion of a trace to events of the Chrome trace format: each thread has a track with calls, modules and
-phases.
-"""
+"""Conversion of a trace to events of the Chrome trace format."""
 
 from __future__ import annotations
 

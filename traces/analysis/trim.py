@@ -250,7 +250,7 @@ def _beginnings(outline: Outline, count: int) -> list[int]:
 
 
 class KeptFlow:
-    """For each call, the earlier calls that created or last wrote the memory of its arguments."""
+    """The earlier calls that created or last wrote the memory of a call's arguments."""
 
     def __init__(self, outline: Outline) -> None:
         self._order = _own_calls(outline)

@@ -1,4 +1,4 @@
-"""Blocks of calls as numpy columns, and their lines in the file, which numpy decodes directly because it is faster."""
+"""Blocks of calls as numpy columns, and their lines in the file."""
 
 from __future__ import annotations
 

@@ -258,12 +258,6 @@ SUFFIX = "_size"  # suffix that the names of columns with shapes may have
 
 @dataclass(frozen=True, slots=True)
 class TableFunction:
-    """A function of torch that a table of configurations calls.
-
-    tensors : names of tensor arguments
-    plain : names of arguments that are numbers or booleans
-    """
-
     name: str
     tensors: tuple[str, ...]
     plain: tuple[str, ...]

@@ -58,8 +58,6 @@ class NoCall(ValueError):
 
 @dataclass(slots=True)
 class DataSet:
-    """A folder with definitions and workloads of kernels, and what was read from it so far."""
-
     file: ForeignFile
     root: Path | None
     definitions: dict[str, dict[str, Any] | None] = field(default_factory=dict)
@@ -406,11 +404,6 @@ class NoForm(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class KernelDefinition:
-    """A kernel definition, and the signatures that it represents.
-
-    members : signatures, each with the shapes of its inputs and outputs
-    """
-
     op: str
     reference: str
     inputs: tuple[tuple[str, str], ...]

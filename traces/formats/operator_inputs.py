@@ -203,7 +203,6 @@ def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:
 
 
 def call_text(signature: Signature) -> str:
-    """Return a signature's arguments as text for `parse_call`."""
     if signature.kind != OPERATOR:
         raise ValueError("not an operator of torch's dispatcher")
     words = ", ".join(f"{name!r}: {_text(value)}" for name, value in signature.kwargs.items())

@@ -135,8 +135,6 @@ class NoOverload(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A call of an operator's overload, with arguments that fit the overload's schema."""
-
     op: str
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -161,9 +159,7 @@ def bind(name: str, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
 
 
 def registered(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], losses: Losses) -> Bound:
-    """Return the call of the overload that a file names or, if this torch lacks it, of one that accepts the
-    arguments.
-    """
+    """Return the call of the overload that a file names or, if torch lacks it, of one that accepts the arguments."""
     as_named = Bound(name, tuple(args), _with_device(kwargs))
     packet, _, overload = name.rpartition(".")
     if _is_registered(name) or "." not in packet:

@@ -38,7 +38,7 @@ MOST_TIME_NS = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class EventInputs:
-    """Arguments of an operator call in a profiler event: lists with one item per parameter of the operator."""
+    """Arguments of an operator in a profiler event: lists with one item per parameter."""
 
     types: Sequence[Any]
     shapes: Sequence[Any]

@@ -1,5 +1,5 @@
-"""Lists of recorded matrix products, convolutions and attentions in the forms that tuners of kernels read, and reader
-of aiter's CSV files of matrix products as traces.
+"""Lists of recorded matrix products, convolutions and attentions for tuners of kernels, and reader of aiter's CSV
+files.
 
 A tuner runs the kernels of a library on each problem of a list, and writes the fastest ones to a file of tuned entries.
 
@@ -7,7 +7,7 @@ A tuner runs the kernels of a library on each problem of a list, and writes the 
     64,256,5120,False,torch.bfloat16,torch.float32,False,False
 
 A row of aiter's files is the product of a (M, K) input and the transpose of a (N, K) weight, in batches of B if the
-file has that column. Tuned files also have the time of the fastest kernel in the column `us`.
+file has that column.
 """
 
 from __future__ import annotations

@@ -169,7 +169,7 @@ class Format:
     """A file format of another tool.
 
     summary : origin and content of such files, for the help text
-    recognizes : returns True for the beginning of a file of this format; at most one format recognizes a file
+    recognizes : returns True for the beginning of a file of this format
     read : yields the records of a trace; None for write-only formats
     write : writes a trace; None for read-only formats and for formats of folders
     write_folder : writes a trace into an empty folder, for a format of several files
@@ -199,9 +199,7 @@ formats: Registry[Format] = Registry("opgrip.traces.formats", "opgrip.formats") 
 
 
 def format_of(path: Path) -> str | None:
-    """Return the name of the format of another tool's file or folder; None for a trace of opgrip or an unknown
-    format.
-    """
+    """Return the name of the format of another tool's file or folder; None for a trace of opgrip or an unknown file."""
     head = head_of(path)
     if _is_trace(head):
         return None

@@ -30,7 +30,7 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # pattern of the escape sequence
 
 
 class TraceReader:
-    """Iterator over the records of a trace file, in memory that does not grow with the file.
+    """Iterator over the records of a trace file.
 
     unbounded : True to read a file that exceeds the limits in `json_values.py`; only for trusted files
     format_name : read the file in this format instead of the detected one

@@ -44,7 +44,6 @@ def trace_file(path: str | Path) -> Path:
 
 
 def read_trace_chunks(path: Path) -> Iterator[bytes]:
-    """Yield the decompressed bytes of a trace file."""
     try:
         yield from read_chunks(path)
     except MissingFileError as error:

@@ -64,9 +64,7 @@ class Interface:
     opaque: bool = False
 
     def memory_of(self, mentioned: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the storages of the argument tensors, and of the result tensors, from the storages of all tensors of a
-        call.
-        """
+        """Split the storages of a call's tensors into those of its arguments and those of its results."""
         argument_count = len(self.inputs)
         inputs = mentioned[:argument_count] + (NO_STORAGE,) * (argument_count - len(mentioned))
         outputs = mentioned[argument_count:]

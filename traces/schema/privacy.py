@@ -21,9 +21,9 @@ DEVICE_KEY = "*device"  # key in a table that represents all keys that are names
 class Privacy:
     """Rule by which a redaction treats a field.
 
-    treatment : `public` fields are kept if they contain known words of this `kind`; `hashed` fields are replaced by
-        salted hashes; `replaced` numbers become a default; `nested` fields are redacted recursively; `dropped` fields
-        are left out
+    treatment : `public` fields are kept if they contain known words of this `kind`, or anything if `kind` is empty;
+        names in `hashed` fields are hashed unless torch or Python define them; `replaced` numbers become a default;
+        `nested` fields are redacted recursively; `dropped` fields are left out
     table : for a dictionary, the rules of its entries
     """
 

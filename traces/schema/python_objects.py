@@ -165,7 +165,6 @@ def _copy(value: Any) -> Any:
 
 
 def outline(value: object) -> tuple[object, ...]:
-    """Return the names and numbers by which containers differ even if their children are equal."""
     match value:
         case ObjectSpec(cls, fields, _):
             return (cls, *fields)

@@ -114,9 +114,8 @@ class Observed:
     signature : number of the signature
     values : numbers of the value models of the tensors in the call's arguments, in order
     outputs : result of the call, in the form of a signature's outputs
-    since_ns : the record is about the first call of the signature that starts after this time (since the capture began)
-        and whose first tensor is in `storage`
-    storage : storage number of the call's first tensor
+    since_ns : if given, the record is about the first call of the signature that starts after this time (since the
+        capture began) and whose first tensor is in `storage`
     """
 
     signature: Public[Int64]
@@ -261,7 +260,7 @@ class Entered:
 
     thread, scope : numbers of the thread and the scope
     start_ns : start time relative to the start of the capture
-    signature : number of the call's signature, if a call of the signature has ended
+    signature : number of the call's signature
     opened : known part of the signature if no call of the signature had ended
     """
 

@@ -77,7 +77,7 @@ class TensorSpec:
     storage : number that is equal for arguments of a call that share memory; None if the memory is not shared
     values : number of the value model from which values are drawn
     conj, neg : torch's lazy conjugation and negation bits
-    cls : class name of the tensor if the class has a `__torch_dispatch__`, or `STORAGE`; None for other tensors
+    cls : class name of the tensor if the class has a `__torch_dispatch__`; `torch.UntypedStorage` for a storage
     pinned : True if the memory was pinned for an accelerator at the first call of the signature
     made_of : parts of a sparse, quantized or nested tensor
     """

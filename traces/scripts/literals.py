@@ -27,8 +27,6 @@ WIDTH = 110
 
 
 class Literals:
-    """Converts arguments to Python source code for a script."""
-
     def __init__(self, tensor: Callable[[TensorSpec], str], main_device: str) -> None:
         self._tensor = tensor
         self._kind = main_device.partition(":")[0]

@@ -45,7 +45,6 @@ def time_doubts(contended: float, slow_memory: float) -> Iterator[str]:
 
 
 def doubt_of_events(calls: pd.DataFrame) -> str | None:
-    """Return the reason to doubt device times measured with events, or None."""
     device_ns = calls["device_ns"].fillna(0) * calls["count"]
     share = float(device_ns[calls["device_ns"] <= calls["duration_ns"]].sum()) / max(float(device_ns.sum()), 1.0)
     if share < LAUNCH_BOUND:
@@ -137,7 +136,6 @@ def merge_facts(first: Mapping[str, Any], second: Mapping[str, Any]) -> Facts:
 
 
 def facts_in_words(accelerator: object) -> Iterator[tuple[str, str]]:
-    """Yield the title and the text of each line that describes devices, libraries and settings."""
     devices_of_text: dict[str, list[str]] = {}
     for device, facts in _items(_items(accelerator).get("devices")).items():
         text = _list_facts({name: value for name, value in _items(facts).items() if name != "name"})

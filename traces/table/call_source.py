@@ -273,8 +273,6 @@ class GraphCalls:
 
 @dataclass(slots=True)
 class GraphLaunches:
-    """The CUDA or HIP graphs of a trace, by the signature of their launches."""
-
     graphs: dict[int, GraphCalls] = field(default_factory=dict)
     unknown: set[int] = field(default_factory=set)
     _times: dict[int, Integers] = field(default_factory=dict)

@@ -38,7 +38,7 @@ FINEST, COARSEST = 10, 3
 
 
 class DistinctCalls:
-    """Counts equal calls while blocks are read; equal calls agree in all columns except start and storages."""
+    """Counts equal calls while blocks are read; calls can be equal although their starts and storages differ."""
 
     def __init__(self) -> None:
         self._pieces: list[list[Integers]] = []

@@ -208,15 +208,13 @@ class Trace:
         """Return the calls that are not part of another recorded call.
 
         Calls inside extension functions and compiled regions are left out. So are labels of `record_function`, and
-        functions recorded with `--grip`, because the calls inside these functions are listed.
+        functions recorded with `--grip`; the calls inside these functions are included instead.
         """
         return own_calls(self.calls)
 
     @cached_property
     def distinct_calls(self) -> pd.DataFrame:
-        """Return `calls` with a column `count`; long traces have one row for calls that differ only in start and
-        storages.
-        """
+        """Return `calls` with a column `count`; in long traces, a row represents `count` similar calls."""
         if is_made(self, "calls") or self.source.is_kept:
             return self.calls.assign(**{COUNT: 1})
         return distinct_calls(self.source, self.names)

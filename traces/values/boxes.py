@@ -61,7 +61,6 @@ def copies(boxes: torch.Tensor, count: int, dtype: torch.dtype, generator: torch
 def draw_separate_boxes(
     count: int, low: list[float], high: list[float], widths: list[float], whole: bool, generator: torch.Generator
 ) -> torch.Tensor:
-    """Return boxes, (count, 4) x1 y1 width height, placed in layers; each layer is a grid of boxes of one size."""
     layers = _layers(count, low, high, whole)
     device = generator.device
     pieces = []

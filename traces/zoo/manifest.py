@@ -20,12 +20,6 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """Size, times and counts of a trace of the zoo, and the machine and packages with which it was recorded.
-
-    machine : device on which the times were measured
-    step_ms : median time of a step without capture
-    """
-
     versions: Mapping[str, str]
     machine: str
     steps: int

@@ -1,6 +1,4 @@
-"""Find the Python functions that consist of many small operators, and estimate what one kernel per function could
-save.
-"""
+"""Find Python functions that consist of many small operators, and estimate the saving of one kernel per function."""
 
 from __future__ import annotations
 

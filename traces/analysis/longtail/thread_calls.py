@@ -235,7 +235,7 @@ class _Open:
 
 
 class Invocations:
-    """Estimate of how often one thread called each Python function; a trace records operators only."""
+    """Estimate, from one thread's calls of operators, of how often it called each Python function."""
 
     def __init__(self) -> None:
         self.counts: dict[Function, int] = {}

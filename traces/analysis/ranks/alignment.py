@@ -204,7 +204,7 @@ FEWEST = 3  # minimum number of shared collectives for comparing two clocks
 class Clock:
     """Difference between the clock of one process and the clock of the merged trace.
 
-    offset_ns : correction in addition to the difference of the captures' start times
+    offset_ns : correction of the process's times, in addition to the difference of the captures' start times
     measured_ns : offset derived from the ends of collectives; None if it was not measured
     spread_ns : difference between the 10th and 90th percentile of the offsets of single collectives
     """

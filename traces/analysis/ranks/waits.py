@@ -27,8 +27,6 @@ Integers = NDArray[np.int64]
 class RankWaits:
     """Tables of the times that ranks of a merged trace waited for each other in collectives.
 
-    ranks : one row for each rank
-    pairs : one row for each pair of ranks
     places : one row for each operation, group, size and source line
     """
 

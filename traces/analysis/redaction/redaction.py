@@ -469,8 +469,6 @@ KERNEL = re.compile(r"[\w<>:,&*\[\]() =.~#{}-]{1,4096}")
 
 
 class Redaction:
-    """Redacts the records of one trace in file order."""
-
     def __init__(self, policy: Policy, report: RedactionReport | None = None) -> None:
         self.policy = policy
         self.names = NameHasher(policy)

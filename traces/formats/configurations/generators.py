@@ -31,8 +31,6 @@ class Arguments:
 
 @dataclass(frozen=True, slots=True)
 class ArgumentDraw:
-    """Inputs to the generators of one case's arguments."""
-
     chance: random.Random
     device: str
     number_of: Callable[[ValueModel], int]

@@ -235,7 +235,6 @@ def _port(message: Any, strides: Any) -> Port:
 
 
 def parse_list(text: str) -> list[Any]:
-    """Parse a list or tuple of plain Python values; tuples become lists."""
     if not text:
         return []
     if len(text) > MOST_TEXT:

@@ -66,7 +66,6 @@ class Node:
 
     parent : number of the enclosing node; a process is its own parent
     schema : operator schema as torch writes it; empty for other nodes
-    scope : code of the node's source, such as `USER_SCOPE`
     record : number of the call, shared by all parts that Chakra splits an operator into; 0 if unknown
     own_us : duration without the nodes inside it
     ranges : JSON object with the least and largest value of tensor inputs, by index among the tensors
@@ -136,9 +135,7 @@ class NodeSpan:
 
 @dataclass(slots=True)
 class Tree:
-    """Tree of all nodes in a file, without their arguments; it selects the nodes that a capture would record as
-    calls.
-    """
+    """Tree of the nodes in a file, which selects those that a capture would record as calls."""
 
     is_timed: bool = False
     has_strides: bool = False

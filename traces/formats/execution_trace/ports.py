@@ -194,7 +194,6 @@ class NodeNumbers:
         return self.last
 
     def of(self, spec: TensorSpec, storage: int) -> tuple[int, int]:
-        """Return the numbers of a tensor and of its storage in the file."""
         if storage == NO_STORAGE:
             return self.new(), self.new() if spec.stride is not None else 0
         key = (storage, spec.offset, spec.shape, spec.stride, spec.dtype)

@@ -201,8 +201,6 @@ class NoOperator(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class OnnxCall:
-    """A call of an aten operator that computes a node or a part of a node."""
-
     op: str
     args: tuple[Any, ...]
     outputs: Any
