@@ -237,7 +237,8 @@ def _choose(base: Result, new: Result) -> _Chosen | None:
     old, now = estimate(base), estimate(new)
     if old is None or now is None:
         return None
-    if not (old.gaps and now.gaps):
+    # a gap between kinds of runs is not one between a median and a fastest run
+    if not (old.gaps and now.gaps) or len({*old.kinds, *now.kinds}) > 1:
         return _Chosen(old, now, is_fastest=False)
     missed = fmean(now.gaps) - fmean(old.gaps)
     by_chance = 3 * sqrt(sum(variance(of.gaps) / len(of.gaps) for of in (old, now) if len(of.gaps) > 1))

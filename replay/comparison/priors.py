@@ -24,11 +24,13 @@ class Estimate:
 
     logs : logarithm of the median time of each repeat
     within : variance of one element of `logs`, estimated from the spread of the runs within a repeat
+    kinds : for each repeat, the number of kinds of runs (such as with other input values) in which gaps are averaged
     """
 
     logs: tuple[float, ...]
     within: float
     gaps: tuple[float, ...] = ()
+    kinds: tuple[int, ...] = ()
 
     @property
     def of_fastest(self) -> Estimate:
@@ -44,7 +46,7 @@ class Estimate:
 
 
 def estimate(row: Result) -> Estimate | None:
-    logs, variances, gaps = [], [], []
+    logs, variances, gaps, counts = [], [], [], []
     for times, weights, numbers in repeats_of(row):
         kinds, middle = _strata(times, weights, numbers), quantile(times, weights, 0.5)
         # 0.5 plus or minus one standard deviation of the median's rank, from a binomial distribution in each stratum
@@ -54,12 +56,13 @@ def estimate(row: Result) -> Estimate | None:
         if not 0 < low <= high < inf or not min(times) > 0:
             return None
         logs.append(log(middle))
+        counts.append(len(kinds))
         variances.append(((log(high) - log(low)) / 2) ** 2)
         gaps.append(sum(share * log(quantile(of, [1.0] * len(of), 0.5) / min(of)) for share, of in kinds))
     if row.status != CONTENDED and not 0 < (row.median_us or 0.0) < inf:
         return None
     if logs:
-        return Estimate(tuple(logs), fmean(variances), tuple(gaps))
+        return Estimate(tuple(logs), fmean(variances), tuple(gaps), tuple(counts))
     if row.median_us is None:
         return None
     deviation = (row.spread or 0.0) / NORMAL_IQR * OF_MEDIAN / sqrt(max(row.samples, 1))

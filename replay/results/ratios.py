@@ -205,7 +205,8 @@ def weights_of(row: Result) -> list[float]:
 
 def repeats_of(row: Result) -> Iterator[tuple[Sequence[float], Sequence[float], Sequence[int]]]:
     times, weights = row.times_us or [], weights_of(row)
-    kinds = row.kinds if row.kinds and len(row.kinds) == len(times) else [0] * len(times)
+    # in files without kinds, runs of one kind have equal weights
+    kinds = row.kinds if row.kinds and len(row.kinds) == len(times) else [round(1e9 * weight) for weight in weights]
     counts = row.repeats or []
     if sum(counts) != len(times) or min(counts, default=0) < 0:
         counts = [len(times)]
