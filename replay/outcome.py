@@ -147,7 +147,6 @@ class Results:
 
 
 def read_run(path: str | Path) -> Results:
-    """Read results from a file written by `opreplay -o` or by the results store."""
     frame = load_results(path)
     return Results(rows_in(frame, Path(path)), header_of(frame.attrs, Path(path)))
 

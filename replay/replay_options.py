@@ -169,7 +169,6 @@ def option_classes() -> list[type]:
 
 
 def run_settings(args: argparse.Namespace) -> dict[str, str]:
-    """Return the options of role `RUN` that are not the default, as text by name."""
     return {
         word: _text(getattr(args, word))
         for declared in option_classes()

@@ -238,7 +238,6 @@ def profile_rows(
     say: Callable[[str], None],
     device: str,
 ) -> list[Result]:
-    """Run the cases of the rows once more under nsys, and return the rows with the columns of nsys."""
     effort = replace(request.effort, warmup=nsys.warmup, iterations=nsys.iterations)
     request = replace(request, effort=effort, profiled=NSYS)
     runs_by_row: Runs = {}

@@ -249,7 +249,6 @@ def rounded(
     """Return a mask, (elements,) bool, of the elements of a floating-point result whose error rounding can explain.
 
     truth : result computed in float64
-    disturbed : results computed in float64 from arguments changed in their last bit
     """
     base = allowance(reference.dtype, magnitudes(truth.values), tolerance)
     error = distances(actual.values, _overflown(truth, actual))

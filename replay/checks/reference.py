@@ -338,7 +338,7 @@ _COMPLEX = frozenset({torch.complex32, torch.complex64})
 class Truths:
     """Results of a call computed in float64.
 
-    disturbed : results for arguments changed by half an epsilon of their dtype, which show the effect of rounding
+    disturbed : results for slightly changed arguments, which show the effect of rounding
     """
 
     exact: RunOutputs

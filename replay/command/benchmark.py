@@ -53,7 +53,7 @@ EXCLUDED = ("strict", "list", "candidate", "candidates", "gate")  # options of o
 class Judgement:
     """The result of `judge`: whether candidates (implementations of operators) are right, and how much time they save.
 
-    results : rows of the operators and of the candidates, one for each case and mode
+    results : rows of the operators and of the candidates
     """
 
     results: Results

@@ -83,8 +83,6 @@ MakeReplay = Callable[[argparse.Namespace, Origin], TraceReplay]
 
 
 class SeveralReplays:
-    """Replays the traces that a command line names, one after the other."""
-
     def __init__(
         self,
         args: argparse.Namespace,

@@ -65,8 +65,6 @@ RunOnce = Callable[[Collection[int], str], RowsByCase]
 
 @dataclass(slots=True)
 class ReplayOutcome:
-    """The results of a replay, and how it ended."""
-
     results: Results
     analyses: Sequence[Analysis] = ()
     interrupted: bool = False

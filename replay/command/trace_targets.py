@@ -108,8 +108,6 @@ def _with_distinct_names(targets: Sequence[TraceTarget]) -> Iterator[TraceTarget
 
 @dataclass(frozen=True, slots=True)
 class TraceShare:
-    """The part of one trace that a shard replays."""
-
     shard: Shard | None  # None if the shard has no cases of the trace
     trace_hash: str | None  # None if the trace cannot be read
 

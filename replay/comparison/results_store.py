@@ -30,8 +30,6 @@ _LEAST_OF_ID = 3
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """A line in the list of stored runs."""
-
     time: str = ""
     trace: str = ""
     device: str = ""
@@ -90,7 +88,6 @@ class Store:
         return sorted((StoredRun(path) for path in self._files()), key=lambda run: (run.name, str(run.path)))
 
     def prune(self, keep: int) -> list[StoredRun]:
-        """Remove the oldest runs until `keep` are left, and return the removed ones."""
         removed = [run for run in self.runs() if _OWN_NAME.fullmatch(run.name)][:-keep]
         try:
             for run in removed:

@@ -151,7 +151,7 @@ class Inputs:
             storage.copy_(pristine)
 
     def change(self, amount: float) -> None:
-        """Change floating-point values by random factors close to 1."""
+        """Change floating-point values slightly and at random."""
         for memory in self._float_memory():
             most = max(amount, 8 * torch.finfo(memory.dtype).eps)
             least, largest = torch.aminmax(memory.nan_to_num())

@@ -158,7 +158,6 @@ class CandidateOptions:
         return next((item for item in self.candidate if fnmatchcase(op, item.op)), None)
 
     def read(self) -> CandidateOptions:
-        """Return the options with all candidates in `candidate`, also those of the folder."""
         candidates = [*self.candidate, *(_in_folder(self.candidates) if self.candidates is not None else ())]
         for op, count in Counter(item.op for item in candidates).items():
             if count > 1:

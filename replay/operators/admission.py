@@ -112,7 +112,6 @@ class Untrusted(Unsupported):
 
 
 def absent_extensions(names: Iterable[str]) -> Iterator[str]:
-    """Yield one message for each extension that this machine lacks."""
     for name in names:
         if _is_file(name):
             if not os.path.isfile(name):
@@ -140,7 +139,7 @@ def is_installed(name: str) -> bool:
 
 
 def check_import(name: str) -> None:
-    """Import an extension in a separate process, which may crash or hang."""
+    """Raise `UserError` if an extension cannot be imported in a separate process."""
     try:
         done = subprocess.run(
             own_python(__name__, name), capture_output=True, text=True, errors="replace", timeout=IMPORT_S, check=False

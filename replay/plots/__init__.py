@@ -27,8 +27,6 @@ class PlottedRun(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PlotRequest:
-    """The runs and choices from which a plot is drawn."""
-
     runs: Mapping[str, PlottedRun]
     title: str = ""
     by: str | None = None

@@ -28,7 +28,6 @@ CAPTURED = "captured"  # name of the series of captured times
 
 
 def draw_operators(request: PlotRequest) -> Figure:
-    """Draw bars of captured time and of each mode's replayed time by group of cases."""
     from matplotlib.ticker import EngFormatter
 
     from opgrip.replay.results.ratios import shares_by
@@ -230,7 +229,6 @@ IDEALS = {"threads": -1.0, "batch_scale": 1.0}
 
 
 def draw_scaling(request: PlotRequest) -> Figure:
-    """Draw how the total time changes with the values of an option, relative to the time at the first value."""
     series = dict(series_of(request.runs))
     column = request.over or _varied([row for rows in series.values() for row in rows])
     figure, (axes,) = new_figure(request.title, size=(4.6, 3.6))

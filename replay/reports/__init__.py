@@ -36,8 +36,6 @@ reports: Registry[Report] = Registry("opgrip.replay.reports", "opgrip.reports") 
 
 
 def report(suffix: str, **about: Any) -> Callable[[Write], Write]:
-    """Return a decorator that registers a function which writes result files with this suffix."""
-
     def enter(write: Write) -> Write:
         reports.register(suffix)(Report(write, **about))
         return write

@@ -248,7 +248,7 @@ OPTIONS = "options_hash"  # header field with a hash of the options, including t
 def read_completed(
     path: Path, expected: Sequence[Result], devices: Collection[str], caches: Collection[str], header: Mapping[str, Any]
 ) -> list[Result]:
-    """Return the rows of an existing result file after a check that it is of the same replay.
+    """Return the rows of an existing result file of the same replay; empty if its format cannot be read.
 
     expected : rows of the replay before they are measured
     """

@@ -233,8 +233,6 @@ class Test:
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """A suite in a JUnit document: tests that were run together, and facts that they share, by name."""
-
     name: str
     tests: Sequence[Test]
     properties: Mapping[str, Any]

@@ -75,7 +75,6 @@ def print_results(results: Sequence[Result], file: IO[str], share: str = "share"
 
 
 def print_inputs(results: Sequence[Result], file: IO[str]) -> None:
-    """Print a table of results from several traces with one row per distinct input and variant, and its notes."""
     inputs = distinct_inputs(results)
     print_results(inputs[:MOST_INPUTS], file, OF_THESE)
     if len(inputs) > MOST_INPUTS:

@@ -42,7 +42,7 @@ REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class Fidelity:
-    """The difference between the replayed and the captured times of a run: of medians, times the number of calls.
+    """How much the replayed times of a run differ from the captured ones.
 
     ratio : sum of the replayed times divided by the sum of the captured times
     error : sum of the absolute differences divided by the sum of the captured times
@@ -90,7 +90,6 @@ def fidelity_in(rows: Iterable[Result], header: Mapping[str, Any]) -> dict[str, 
 
 
 def with_doubts(rows: Iterable[Result], cases: Iterable[Case], trace: Trace) -> list[Result]:
-    """Return the rows of a trace that was captured on this machine, and mark those whose time differs too much."""
     case_of = {case.number: case for case in cases}
     marked = []
     for row in rows:

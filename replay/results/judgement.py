@@ -176,7 +176,6 @@ class JudgedStep(StepSaving):
 
     @property
     def broken(self) -> int:
-        """Number of verdicts `wrong` and `failed`, on results and on gradients."""
         return sum(counts[verdict] for counts in (self.verdicts, self.gradients) for verdict in (WRONG, FAILED))
 
     @property
@@ -249,8 +248,6 @@ def mean_saving(steps: Sequence[JudgedStep]) -> MeanSaving | None:
 
 @dataclass(frozen=True, slots=True)
 class SavingLine:
-    """A row of the table of savings: a step, or a part of it."""
-
     trace: str
     part: str  # phase or label, in words; empty for the whole step
     share: float

@@ -69,7 +69,6 @@ class PairedRatio:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The 95 % interval of `middle`."""
         return self.middle * exp(-WITHIN_95 * self.error), self.middle * exp(WITHIN_95 * self.error)
 
 

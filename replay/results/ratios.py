@@ -194,7 +194,6 @@ def join_repeats(rows: Sequence[Result]) -> Result:
 
 
 def weights_of(row: Result) -> list[float]:
-    """Return the weight of each timed run of a row; the weights sum to 1."""
     count, weights = len(row.times_us or ()), row.weights or []
     # files may contain invalid weights
     if len(weights) != count or min(weights, default=0.0) < 0 or not sum(weights) > 0:
@@ -231,7 +230,6 @@ class GraphColumns(Columns):
 
 
 def with_divided_launches(rows: Sequence[Result], cases: Sequence[Case], trace: Trace) -> list[Result]:
-    """Return the rows with the captured times of CUDA graphs' launches divided among the calls of the graphs."""
     signature_of = {case.number: case.trace_number for case in cases}
     factors = trace.source.changes_by(_times_ns(rows, signature_of), trace.signatures)
     by_case = {row.case: row for row in rows}

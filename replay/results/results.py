@@ -332,7 +332,9 @@ def describe_shapes(signature: Signature) -> str:
 def same_outputs(
     recorded: Any, outputs: Sequence[Any], dtypes: bool = True, unused: Collection[int] = ()
 ) -> bool | None:
-    """Return True if the outputs have the recorded shapes and dtypes, or None if the recorded ones are unknown."""
+    """Return True if the outputs have the recorded shapes and, with `dtypes`, dtypes; None if the recorded ones are
+    unknown.
+    """
     import torch
 
     from opgrip.traces.schema.arguments import Opaque, TensorSpec, leaves

@@ -173,7 +173,7 @@ SIZE, WARM_UP_BLOCK_S = 1024, 0.01
 
 @cache
 def warm_up(device: str, seconds: float) -> None:
-    """Keep a GPU busy for some time, because the clock of an idle GPU takes tenths of a second to rise."""
+    """Keep a GPU busy so that its clock rises; later calls with the same arguments do nothing."""
     # this module is imported to print the help
     import torch
 
@@ -194,8 +194,6 @@ def warm_up(device: str, seconds: float) -> None:
 
 
 class Clocks:
-    """Reads a GPU's clock and throttling between timed runs."""
-
     def __init__(self, gpu: Gpu | None) -> None:
         self._gpu = gpu
         self._read_s = float("-inf")

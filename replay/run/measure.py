@@ -97,7 +97,6 @@ def measure_cases(
 
 
 def windows(cases: Sequence[Case], workload: Workload, most: int = CASES) -> Iterator[list[Case]]:
-    """Yield groups of cases to be measured in the same rounds."""
     window: list[Case] = []
     size, time_us = 0, 0.0
     most_bytes = _most_bytes(cases, workload)

@@ -287,7 +287,6 @@ class UntrustedCall:
         return self.results(self.run(args, kwargs))
 
     def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> UntrustedRun:
-        """Run the call on copies of the arguments in new memory."""
         try:
             return self._run(args, kwargs)
         except (UserError, WrongResultError):
@@ -296,9 +295,6 @@ class UntrustedCall:
             raise
 
     def results(self, run: UntrustedRun) -> list[Any]:
-        """Return the results of the last run, and copy the values that the run wrote into its arguments back to
-        them.
-        """
         process = process_of(self.candidate, self.workload)
         for offset, storage in self._places:
             memory_of(storage).copy_(process.shared(offset, storage.nbytes()))

@@ -196,7 +196,7 @@ def _default_device(trace: Trace, recorded: str) -> str | None:
 
 
 def recorded_device(trace: Trace) -> str:
-    """Return the accelerator that most tensors of a trace are on, or `cpu` if all are on the CPU."""
+    """Return the accelerator with the most tensors of a trace, or `cpu` if all are on the CPU."""
     devices = Counter(
         spec.device for signature in trace.signatures for spec in tensors([signature.args, signature.kwargs])
     )
@@ -257,7 +257,6 @@ _NO_DERIVATIVE = re.compile(r"(?:the )?derivative for .+? is not implemented")
 
 
 def expected_rows(cases: Iterable[Case], workload: Workload) -> list[Result]:
-    """Return the rows of all variants of the cases, as they are before measurement."""
     return [empty_row(case, variant, workload) for case in cases for variant in workload.variants(case)]
 
 

@@ -193,7 +193,6 @@ class Slowdown:
 
     @property
     def has_room(self) -> bool:
-        """True if enough cores were free at the last check."""
         # the other processes of a step do not count as others
         return not self._is_alone or self._contention.has_room
 

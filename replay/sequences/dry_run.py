@@ -1,16 +1,4 @@
-"""Dry run of step replay: passes that determine how each call of a trace can run on the results of earlier calls.
-
-`DryRun.settle` runs all calls in order, without timing them, and repeats this until no call changes how it runs from
-one pass to the next (at most `MOST_PASSES` passes). A call is
-
-- `replayed` if it runs on the memory that earlier calls produced, and its results have the recorded shapes. Unusable
-  values, such as indices outside the recorded range, are replaced by generated values before each run;
-- `substituted` if that fails: it runs on generated arguments, and later calls get generated values as its results;
-- `unsupported` if that fails too: it does not run, and later calls get generated values as its results.
-
-After `settle`, timed passes run exactly as `plans` specifies. Only a lost device raises an error; any other error of a
-call affects only that call.
-"""
+"""Dry run of step replay: passes that determine how each call of a trace can run on the results of earlier calls."""
 
 from __future__ import annotations
 
@@ -167,7 +155,6 @@ class GeneratedValues:
             to[first:size].copy_(since[first:size])
 
     def allows_floats(self, spec: TensorSpec, tensor: torch.Tensor) -> bool:
-        """Return True if a later call may use the floats in a tensor."""
         model = None if spec.values is None else self._values.get(spec.values)
         bound = None if model is None else _largest(model)
         if not spec.dtype.is_floating_point or 0 in spec.shape or bound is None:
@@ -309,9 +296,7 @@ class DryRun:
         self._prepared: WeakValueDictionary[tuple[int, frozenset[int]], PreparedCall] = WeakValueDictionary()
 
     def settle(self, begin: Callable[[], None], on_progress: ProgressCallback = ignore_progress) -> None:
-        """Run all calls again and again until each runs in the same way as before; `begin` restores the state before a
-        pass.
-        """
+        """Find out how each call can run by running all calls; `begin` restores the state before each pass."""
         count, reported = len(self.plans), monotonic()
         for number in range(1, MOST_PASSES + 1):
             begin()
@@ -354,7 +339,7 @@ class DryRun:
         return more
 
     def meets_others(self, call: FlowingCall, plan: CallPlan) -> bool:
-        """Run a call that needs other ranks, and return True; return False for other calls."""
+        """Return True after running a call that needs other ranks; False for other calls, and without other ranks."""
         return False
 
     def finish(self) -> None: ...
@@ -370,7 +355,6 @@ class DryRun:
             self._generated.write(call.inputs[index], specs[index])
 
     def pass_on_results(self, call: FlowingCall, plan: CallPlan, result: Any) -> None:
-        """Store the result of a call, or generated values instead of it, for later calls."""
         live = self.memory.live
         if plan.status == REPLAYED:
             for number, tensor in zip(call.outputs, tensors_of(result), strict=False):

@@ -219,7 +219,6 @@ class StreamPlan:
 
 
 def plan_streams(trace: Trace, flow: ProgramFlow, device: str) -> StreamPlan | None:
-    """Return the streams of a trace's calls; None if streams need no plan."""
     recorded = trace.own_calls["stream"].fillna(0).to_numpy()
     if not is_accelerator(device) or not recorded.any():
         return None

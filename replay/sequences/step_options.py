@@ -96,8 +96,6 @@ class RankOptions:
 
 @dataclass(frozen=True, slots=True)
 class SequenceColumns(Columns):
-    """Columns about how the calls of a row ran in a step replay."""
-
     substituted: int | None = column(
         "number of calls, out of `count`, that ran on generated arguments; empty if 0", heading="substituted"
     )

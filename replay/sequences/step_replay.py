@@ -114,7 +114,6 @@ class StepGraphs:
     _stream: Any = None
 
     def run(self, dry_run: DryRun, device: str, watch: HostTimer, slowdown: Slowdown) -> tuple[Pass, str]:
-        """Run and time the step once; return the pass, and why it failed (empty if it did not)."""
         module, synchronize = module_of(device), synchronizer(device)
         self._stream = self._stream or module.Stream(device)
         failure, wall_ns, elapsed_ns = "", 0, 0

@@ -46,7 +46,6 @@ class ThreadGroup:
         self._threads.shutdown()
 
     def at_once(self, functions: Sequence[Work[T]]) -> list[T]:
-        """Run functions concurrently, each on a separate thread, and return their results."""
         # a thread that waits here takes no other function, so each function gets a separate thread
         barrier = Barrier(len(functions))
         self.synchronize()

@@ -74,7 +74,7 @@ def _prctl(option: int, value: int) -> int:
 
 
 def give_back() -> None:
-    """Return freed memory of this process to the system, so that the next result is in newly mapped pages."""
+    """Return freed memory of this process to the system."""
     if _LIBRARY is not None:
         _LIBRARY.malloc_trim(0)
 

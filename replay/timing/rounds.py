@@ -49,8 +49,6 @@ Announce = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class FunctionGroup:
-    """Functions that run under the same settings of torch."""
-
     settings: Mapping[str, Any]
     grad: bool
     functions: list[TimedFunction]

@@ -186,7 +186,6 @@ def trim(weights: Sequence[float]) -> list[float]:
 
 
 def quantile(times: Sequence[float], weights: Sequence[float] | None, share: float) -> float:
-    """Return the time up to which the times have the given share of the total weight."""
     if weights is None:
         return float(np.quantile(times, share))
     all_times, all_weights = np.asarray(times, dtype=np.float64), np.asarray(weights, dtype=np.float64)

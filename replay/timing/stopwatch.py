@@ -99,8 +99,7 @@ def keep_busy(device: str, launch_ns: float) -> None:
 
 @dataclass(slots=True)
 class LaunchTime:
-    """The time that launching a call takes, for which the device is kept busy so that the call's time does not include
-    it.
+    """How long launching a call takes.
 
     ns : expected time of the next launch; 0 if unknown
     """

@@ -296,7 +296,6 @@ class TimedCase:
         return self._order if arrangement < self._size else self._order[::-1]
 
     def needs_runs(self, effort: Effort) -> bool:
-        """Return True if any function needs another run."""
         most = MOST if effort.iterations is None else effort.iterations
         return any(function.samples.done(effort) is None and len(function.samples) < most for function in self.active)
 

@@ -61,8 +61,6 @@ class RayTask:
 
 @dataclass(slots=True, eq=False)
 class RaySlot:
-    """A worker process on a node of the cluster."""
-
     node: str
     actor: Any
     kind: str
@@ -486,7 +484,6 @@ class RayWorker:
         self._copied = "-", "-"
 
     def describe(self, device: str, versions: Mapping[str, str]) -> dict[str, Any]:
-        """Return facts about this machine for the header of results, or the reason why it cannot run cases."""
         try:
             check_present(device)
         except UserError as error:

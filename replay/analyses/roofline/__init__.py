@@ -38,7 +38,7 @@ class LimitColumns(Columns):
 class Limit:
     """The least time that a machine needs for a call.
 
-    bound : what sets this time: `bandwidth`, `arithmetic`, `launch` or `interpreter`
+    bound : what limits the call: `bandwidth`, `arithmetic`, `launch` or `interpreter`
     level : name of the memory level from which its bytes are read
     """
 
@@ -149,7 +149,6 @@ class Nearness:
 
 
 def nearness(rows: Sequence[Result]) -> list[Nearness]:
-    """Return how near each operator's time comes to the least time that the machine needs."""
     limited = [row for row in rows if LimitColumns.of(row).limit_us is not None and row.median_us]
     total = sum(time_of(row) for row in limited)
     by_operator: dict[str, list[Result]] = {}

@@ -191,7 +191,7 @@ def check_indices(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any
 
 
 def bounding(function: Function) -> Function:
-    """Return a function that clamps its indices at each call, or `function` itself if it checks them."""
+    """Return a function that clamps, at each call, the indices that `function` does not check itself."""
     rules = _rules_of(function)
     if rules is None:
         return function

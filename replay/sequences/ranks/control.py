@@ -97,7 +97,6 @@ class Control:
         return [part[:count] for part, count in zip(parts, counts, strict=True)]
 
     def together(self, do: Callable[[], T]) -> T:
-        """Run a function in all ranks, wait until all have finished, and return the result of this rank."""
         problem, result = None, None
         try:
             result = do()

@@ -165,7 +165,6 @@ class Offer:
 
 
 def offer_of(collective: ReplayedCollective | str, reason: str = "") -> Offer:
-    """Return the description of a collective, also if it cannot run."""
     if isinstance(collective, str):
         return Offer("", "", (), 0, "", None, 0, "", None, collective)
     group = collective.group

@@ -496,7 +496,6 @@ class RankExchange:
     def start(
         self, place: int, starter: Callable[..., Started], arguments: Sequence[Any], is_async: bool
     ) -> list[torch.Tensor]:
-        """Start a collective and return its results, which may not be ready yet."""
         self._synchronize()
         start = perf_counter_ns()
         try:

@@ -392,11 +392,6 @@ class Stamps:
 
 @dataclass(frozen=True, slots=True)
 class RankStep:
-    """Results of the step in one rank.
-
-    signatures : signature number of each collective, in the order of the rank's calls
-    """
-
     result: SequenceResult
     plan: RankPlan
     signatures: list[int]
@@ -552,7 +547,6 @@ class RankDryRun(DryRun):
         return self.control.most(*numbers)
 
     def begins_pass(self, more: bool, begin: Callable[[], None]) -> bool:
-        """Restore the state before the first call, and return True if rank 0 wants another pass (`more` in rank 0)."""
         begin()
         return bool(self.control.most(int(more and self.is_first))[0])
 
