@@ -110,8 +110,6 @@ class Analysis:
 
 
 class UnaskedAnalysis(Analysis):
-    """An analysis that runs without an option."""
-
     options = NoOptions
     prints_partial = True
 

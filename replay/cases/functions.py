@@ -46,7 +46,6 @@ def function_case(
     number: int = 0,
     trial: FunctionTrial | None = None,
 ) -> Case:
-    """Return the case that replays a Python function with given arguments."""
     arguments = (tuple(args), dict(kwargs or {}))
     copies = (item.detach().clone(memory_format=torch.preserve_format) for item in tensors_in(list(arguments)))
     values = dict(enumerate(map(TensorValues, copies)))

@@ -140,7 +140,6 @@ class Pair:
 
     @property
     def more_new_runs(self) -> int | None:
-        """Number of additional repeats of the new run alone that would decide the verdict."""
         return None if self.judgement is None else self.judgement.more_new_runs
 
     @property

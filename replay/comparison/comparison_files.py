@@ -121,7 +121,6 @@ def as_csv(comparisons: Sequence[Comparison], gates: Gates) -> str:
 
 
 def as_junit(comparisons: Sequence[Comparison], gates: Gates) -> str:
-    """Return JUnit XML with one test per row and one per gate."""
     text = io.StringIO()
     write_suites([_suite(comparison, gates) for comparison in comparisons], text)
     return text.getvalue()

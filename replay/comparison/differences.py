@@ -173,8 +173,6 @@ UNBOUNDED_LOG = log(1e6)
 
 @dataclass(frozen=True, slots=True)
 class ComparedRows:
-    """The times that represent a case's two rows in a comparison, and their difference."""
-
     difference: Difference
     base: Estimate
     new: Estimate

@@ -108,7 +108,6 @@ class Prior:
     freedom: float
 
     def posterior(self, squares: float, freedom: int) -> tuple[float, float]:
-        """Return the variance of a case and its degrees of freedom, from the prior and the case's repeats."""
         whole = self.freedom + freedom
         return (self.freedom * self.variance + squares) / whole, whole
 

@@ -139,7 +139,6 @@ def is_installed(name: str) -> bool:
 
 
 def check_import(name: str) -> None:
-    """Raise `UserError` if an extension cannot be imported in a separate process."""
     try:
         done = subprocess.run(
             own_python(__name__, name), capture_output=True, text=True, errors="replace", timeout=IMPORT_S, check=False

@@ -122,7 +122,6 @@ def _cycles_per_us(device: str) -> float:
 
 
 def limit_device_memory(device: str, limit: int | None) -> int | None:
-    """Limit the accelerator memory that this process may allocate, and return the limit in bytes."""
     limit = limit or available_memory(device)
     module = module_of(device)
     if limit is not None and hasattr(module, "set_per_process_memory_fraction"):

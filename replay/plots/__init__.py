@@ -129,7 +129,6 @@ def draw_runs(kind: str, runs: Mapping[str, PlottedRun], choices: PlotChoices) -
 
 
 def draw_fitting(runs: Mapping[str, PlottedRun], choices: PlotChoices) -> Figure:
-    """Return the figure of the first kind of plot in `FITTING` that can show these runs."""
     *special, usual = FITTING
     for kind in special:
         with suppress(UserError):

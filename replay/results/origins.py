@@ -63,8 +63,6 @@ class OriginColumns(Columns):
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The trace to which result rows belong, and the recorded model."""
-
     trace: str  # unique name
     model: str
     run: str = ""  # kind of step, such as `predict`

@@ -234,7 +234,6 @@ class Result:
         return self.identity_without()
 
     def identity_without(self, *columns: str) -> tuple[object, ...]:
-        """Return the key of the row's case and variant without some columns, to match rows that differ in them."""
         what = self.key or f"{self.op} {self.shapes}"
         ignored = {*columns, *(MODE_COLUMNS if "mode" in columns else ())}
         trace = () if "trace" in ignored else (self.trace,)

@@ -87,6 +87,7 @@ def prepare(
 
     announce : called with case number and row number before each row is prepared
     cached_rows : rows of the variants that were compiled before, by row number
+    only : number of the only row to prepare; None for all
     """
     preparation = _Preparation(case, workload)
     rows: list[Prepared] = []

@@ -249,7 +249,6 @@ def take_shard(cases: Sequence[Case], workload: Workload, part: Shard) -> list[C
 
 
 def cost_us(case: Case, workload: Workload, rows: int = MOST_SHARDS) -> int:
-    """Return the estimated time in us to measure a case if `rows` share the time budget."""
     from opgrip.replay.modes import find_mode
 
     effort, variants = workload.request.effort.of_one(rows), workload.variants(case)

@@ -261,7 +261,6 @@ def expected_rows(cases: Iterable[Case], workload: Workload) -> list[Result]:
 
 
 def empty_rows(case: Case, workload: Workload, status: str, error: str) -> dict[int, Result]:
-    """Return the rows of a case that cannot be measured, by row number, with this status and reason."""
     return {variant.number: empty_row(case, variant, workload, status, error) for variant in workload.variants(case)}
 
 

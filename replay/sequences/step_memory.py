@@ -68,7 +68,6 @@ class StepMemory:
         self._sizes = dict.fromkeys(self._outside, 0)
 
     def forget_constants(self) -> None:
-        """Release the saved initial values of storages that no call changed."""
         for number, storage in self._outside.items():
             first = self._first.get(number)
             if first is None:

@@ -112,8 +112,6 @@ class SequenceColumns(Columns):
 
 @dataclass(frozen=True, slots=True)
 class RankColumns(Columns):
-    """Columns about the rank whose calls a row contains, and about its collectives."""
-
     rank: int | None = column("rank whose calls the row describes", heading="rank")
     group_ranks: str | None = column("ranks that took part in the collective, such as `0,1`")
     exchanged_bytes: int | None = column("size to which the bandwidths of the collective refer", "bytes")

@@ -129,7 +129,7 @@ RunPass: TypeAlias = Callable[[Any, str, Any, Slowdown], tuple[Pass, str]]
 
 
 def run_timed(dry_run: DryRun, device: str, watch: CallTimer, slowdown: Slowdown) -> tuple[Pass, str]:
-    """Run all calls of the step once; return the pass, and why a call failed (empty if none failed)."""
+    """Run the calls of the step once; return the pass, and why a call failed (empty if none failed)."""
     synchronize, failure = synchronizer(device), ""
     allocator = module_of(device) if is_accelerator(device) else None
     at_start = 0

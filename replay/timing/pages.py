@@ -74,7 +74,6 @@ def _prctl(option: int, value: int) -> int:
 
 
 def give_back() -> None:
-    """Return freed memory of this process to the system."""
     if _LIBRARY is not None:
         _LIBRARY.malloc_trim(0)
 
@@ -134,8 +133,6 @@ def faults() -> int:
 
 
 class FaultCount:
-    """Counts this process's page faults since the object was created."""
-
     def __init__(self) -> None:
         self._before = resource.getrusage(resource.RUSAGE_SELF)
 

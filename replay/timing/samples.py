@@ -26,8 +26,7 @@ class Samples:
     """Times of runs, grouped into strata: runs with the same input values and memory state.
 
     shares : share of the program's calls that each stratum represents; 0 for strata that occur only in the replay
-    fewest : minimum number of runs, unless the time budget is too short
-    in_order : times of all runs in ns, in the order of the runs
+    in_order : times of the runs in ns, in the order of the runs
     contended : (stratum, time) of runs during which other processes used the cores; they only count if `is_contended`
     """
 

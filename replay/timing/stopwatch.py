@@ -49,8 +49,6 @@ def empty_call_ns(wait: Callable[[], None] = lambda: None, count: int = 200) -> 
 
 
 class Pace:
-    """Compares the processor's speed with the highest speed since this object was created."""
-
     def __init__(self) -> None:
         self._best = min(_probe_ns() for _ in range(50))
 

@@ -259,8 +259,6 @@ DEPTHS = 16  # number of depths of the C stack at which runs are timed, each of 
 
 
 class TimedCase:
-    """The functions of one case, which run once per round."""
-
     def __init__(self, functions: Sequence[TimedFunction]) -> None:
         self.functions = list(functions)
         self._order = self.functions

@@ -106,7 +106,8 @@ class Pool:
     def run(
         self, tasks: Collection[RayTask], submit: Callable[[Any, RayTask], Any]
     ) -> Iterator[tuple[RaySlot, RayTask, Any]]:
-        """Distribute tasks to the workers; yield (worker, task, rows) for each finished task.
+        """Distribute tasks to the workers; yield (worker, task, rows) for each task, with None for rows if its workers
+        died.
 
         submit : function that sends a task to a worker, and returns Ray's reference to the worker's answer
         """
