@@ -38,7 +38,7 @@ leave_compiled(OpaqueMode)
 
 
 class CompiledWatch:
-    """A context in which the calls of regions that torch.compile compiled are recorded."""
+    """A context in which compiled regions are recorded, as their operators or as single calls."""
 
     def __init__(self, recorder: Recorder, compiled: str) -> None:
         self.recorder = recorder

@@ -176,7 +176,7 @@ class Counts(NamedTuple):
 
 
 class Capture:
-    """Context manager that records every operator call in its block, with scopes and calls of extension functions.
+    """Context manager that records the operator calls in its block, with scopes and calls of extension functions.
 
     ::
 
@@ -188,7 +188,7 @@ class Capture:
                 train(batch)
                 capture.step()
 
-    Used as a decorator, it records every call of the function, until `close` or the end of the program. Failures after
+    Used as a decorator, it records the calls of the function, until `close` or the end of the program. Failures after
     the start become a warning at the end of the block, and raise nothing.
 
     Parameters

@@ -28,7 +28,7 @@ from opgrip.traces.schema.records import Context, Graph, Scope, Signature
 
 
 class GraphKeeper:
-    """A context that keeps the calls of CUDA and HIP graphs that the program captures, as long as the graphs exist."""
+    """A context that keeps the calls of CUDA and HIP graphs as long as the graphs exist."""
 
     def __init__(self) -> None:
         self._recorder = Recorder(OpaqueMode)

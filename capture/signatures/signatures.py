@@ -47,7 +47,7 @@ _STRIDED = torch.strided
 
 
 def call_key(op: Hashable, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return the key of a call; it equals the key of another call if and only if both have the same signature."""
+    """Return the key by which the signature of a call is looked up."""
     parts: list[Any] = [op]
     tensors: list[torch.Tensor] = []
     _add_all(parts, tensors, args)

@@ -72,7 +72,7 @@ class DeviceTimer:
         return run
 
     def times_ns(self, starts: Sequence[int], may_ask: bool = True) -> list[int]:
-        """Remove and return the device times in ns of the calls with these starts; empty if no call was timed."""
+        """Remove and return the device times in ns of the calls with these starts."""
         if not self._open:
             return []
         times, by_device = [NOT_TIMED] * len(starts), dict[torch.device, list[tuple[int, Any, Any]]]()
@@ -92,7 +92,7 @@ class DeviceTimer:
                 self._free.setdefault(events[0], []).extend(events[1:])
 
     def streams(self, starts: Sequence[int]) -> list[int]:
-        """Return torch's stream number of each of the calls with these starts; empty if all used the default one."""
+        """Remove and return torch's stream numbers of the calls with these starts."""
         return [self._streams.pop(start, 0) for start in starts] if self._streams else []
 
     def _begin(self, device: torch.device, queries: DeviceQueries) -> tuple[torch.device, Any, bool] | None:

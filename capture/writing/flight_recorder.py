@@ -439,7 +439,7 @@ STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)  # the
 
 
 class SignalWatch:
-    """A context that calls `stopped` before a signal runs a handler of the program or ends the program."""
+    """A context that calls `stopped` when one of the signals `STOPPING` arrives that the program does not ignore."""
 
     def __init__(
         self, stopped: Callable[[str, bool, Callable[[], None]], bool], handled: Callable[[], None] = lambda: None

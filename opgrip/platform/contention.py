@@ -103,7 +103,7 @@ class Contention:
         )
 
     def is_contended(self, since: Waits | None = None, run_ns: float | None = None) -> bool:
-        """Return True if the measured threads waited too long for processors in a period that ends now.
+        """Return True if other programs probably slowed the measured threads in a period that ends now.
 
         since : waits read at the start of the period; None if the period began with the previous call of this method
         run_ns : duration of the measured run within the period; None for the whole period
