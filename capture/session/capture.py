@@ -194,8 +194,8 @@ class Capture:
     Parameters
     ----------
     path : trace file, compressed if its name ends in `.gz` or `.zst`; `-` for standard output. `%t`, `%p`, `%h` and
-        `%r` are the time, process, host and rank. If the file exists, as in a job that starts again, a number is added.
-        A rank started by torchrun adds its number, and a forked process its process id, as in `step.rank1.jsonl`
+        `%r` are the time, process, host and rank. If the file exists and `force` is False, a number is added. A rank
+        started by torchrun adds its number, and a forked process its process id, as in `step.rank1.jsonl`
     model : module to which module paths are relative; without it, each outermost module that is called starts its own
         path
     extensions : names of extension modules whose functions are recorded, also if the program loads them later
@@ -252,9 +252,9 @@ class Capture:
 
     Raises
     ------
-    UserError : on entering, if the file cannot be written, or the capture is already running; on construction, if
-        `values` or `device_time` is not a valid choice, `grip` contains an invalid pattern, or `last` or `private`
-        conflicts with another option
+    UserError : on entering, if the file cannot be written, no device records its kernels for `kernels`, or the capture
+        is already running; on construction, if `values` or `device_time` is not a valid choice, `grip` contains an
+        invalid pattern, or `last` or `private` conflicts with another option
     """
 
     marks = perturbed = 0

@@ -462,9 +462,7 @@ _ANY = Import("typing", "Any", "Any")
 def hints_of(
     collector: Collector, included: Iterable[SampleItem]
 ) -> tuple[frozenset[Annotation], tuple[SampleItem, ...]]:
-    """Return the type annotations whose names the sample defines or can import, and the items that it needs for
-    them.
-    """
+    """Return the type annotations that the sample keeps, and the items to add for annotations."""
     included = list(included)
     has = set(included)
     annotations: list[Annotation] = []

@@ -85,7 +85,7 @@ def is_public(function: Any) -> bool:
 
 
 def is_composite(function: Any) -> bool:
-    """Return True if an operator does nothing but call others, so that traces never contain it."""
+    """Return True if an operator does nothing but call others."""
     return bool(_has_kernel_for(function.name(), "CompositeImplicitAutograd"))
 
 
