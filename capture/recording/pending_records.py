@@ -21,7 +21,7 @@ class OwnCalls(threading.local):
 
 
 class PendingRecords:
-    """Records, as lines of JSON, that must be written before the calls that refer to them."""
+    """Records that must be written before the calls that refer to them."""
 
     def __init__(self, own_calls: OwnCalls, privacy: Policy | None = None, redacts_late: bool = False) -> None:
         self.lock = threading.RLock()
@@ -37,7 +37,7 @@ class PendingRecords:
             self.lines += lines
 
     def encoded(self, record: Record) -> list[tuple[Record, bytes]]:
-        """Return the records to write for a record, each with its line of JSON, empty if it is made later."""
+        """Return the records to write for a record, each with its line of JSON, which is empty if it is made later."""
         # Encode now: at the first call of its kind this costs little, later it would delay other calls.
         with self._own_calls.lock:
             if self._redaction is not None and self._redacts_late:
