@@ -1,30 +1,4 @@
-"""Prediction of the next call from the calls that followed last time.
-
-Computing a call's key (`call_key`) takes more time than everything else that a capture does for a call. Therefore a
-thread stores which call followed which, and first compares a call with the predicted one.
-
-A prediction never changes the recorded data. A call is recognized as a known signature only if a compiled test shows
-that its arguments have exactly the metadata and scalars of that signature. The test may fail for equal arguments, but
-never passes for different ones. Memory shared between arguments is compared separately (`sharing`). If no test passes,
-the key is computed.
-
-A call is looked up in these steps, each slower than the one before:
-
-1. `CallNode.after`: the node that most recently followed the last call, if operator and grad mode match and its test
-   passes. This is the fast path in `hooks/dispatch.py`.
-2. `successor`: the latest `SUCCESSORS` nodes that have followed the last call, such as the two branches of an `if`.
-3. `recent`: the last `CANDIDATES` signatures of the operator, independent of earlier calls.
-4. `entry`: the signature is looked up by its key. From its third lookup on, it gets a test (`add_tests`).
-
-A node (`CallNode`) is a signature at a location of the program after the same few signatures (`HISTORY`), which
-distinguishes the calls of one line in a loop. The history contains *families* instead of signatures: an optimizer that
-passes its step as a number has a new signature in each step, but continues after it as in the step before. When the
-program moves to another location (a module, a backward pass), the prediction starts from a separate node for that move
-(`start_of`).
-
-The tests are the guards of torch's compiler, built by `torch_compat/torch_private.py`. Without them, in other versions
-of torch, every call is looked up by its key.
-"""
+"""Prediction of the next call from the calls that followed last time."""
 
 from __future__ import annotations
 

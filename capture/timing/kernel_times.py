@@ -317,7 +317,7 @@ CUT_NS = 1_000_000_000  # time in ns; a window that ends with a longer time with
 
 
 def nodes_in(events: Sequence[Any], distance_ns: int) -> list[LaunchedWork]:
-    """Return the launches in a profile that started no work: each adds a node to the CUDA graph that is being captured.
+    """Return the launches in a profile that started no work, because they added nodes to a CUDA graph.
 
     distance_ns : time by the events' clock minus time by `perf_counter_ns`
     """
