@@ -1,18 +1,4 @@
-"""`grip`, a decorator that records a function's calls as a sample that runs on its own.
-
-::
-
-    from opgrip.tools.sample_gripper import grip
-
-    @grip
-    def bbox2delta(proposals, gt): ...
-
-    @grip(entry="forward", calls=1)
-    class Head(nn.Module): ...
-
-    with grip.this("mmdet.models.task_modules.coders.*:delta2bbox"):
-        model(images)
-"""
+"""`grip`, a decorator that records a function's calls as a sample that runs on its own."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ PLAIN_TEXT = "tex2jax_ignore mathjax_ignore"  # element classes whose text noteb
 
 
 def as_html(lines: Sequence[str], table: pd.DataFrame, draw: Callable[[], Figure] | None = None) -> str:
-    """Return an HTML fragment with lines of text, a figure if matplotlib is installed, and a table."""
+    """Return an HTML fragment with lines of text, a figure if one can be drawn, and a table."""
     shown = table.copy()
     for name in table.select_dtypes(exclude="number"):
         shown[name] = [printable(cell) if isinstance(cell, str) else cell for cell in table[name]]

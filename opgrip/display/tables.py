@@ -60,7 +60,7 @@ def print_table(
     title: str = "",
     style: Callable[[Any], str | None] = lambda row: None,
 ) -> None:
-    """Print a table that fits the width of the terminal."""
+    """Print a table, fitted to the width of the terminal as far as possible."""
     if not rows:
         return
     from rich.box import SIMPLE_HEAD
