@@ -307,7 +307,6 @@ class TraceDifference:
     """Differences between two sides, each of which is one or more traces.
 
     facts : header fields that differ, as (name, value before, value after)
-    units : number of steps, traces or calls, as `unit` says, on each side
     by_call : True if strides, settings and values were ignored, because different tools recorded the two sides
     """
 

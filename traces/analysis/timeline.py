@@ -26,7 +26,6 @@ class TimelinePlace:
     """Module or function that makes calls.
 
     name : path of a module, or qualified name of a function
-    around : recorded stack frames of the function's callers, innermost first
     """
 
     name: str

@@ -63,7 +63,6 @@ class SignatureOutline:
 class Outline:
     """Calls of a trace in file order, and the facts about their records that a selection of calls needs.
 
-    tensors : (calls,), number of tensors of each call
     storages : storage numbers of the tensors of all calls, call after call
     """
 

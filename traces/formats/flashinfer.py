@@ -2,7 +2,8 @@
 
 `definitions/**/NAME.json` defines a kernel: it names the axes of the kernel's inputs and outputs and has its reference
 implementation as Python text. `workloads/**/NAME.jsonl` has the sizes of these axes in each workload, and names the
-safetensors files with its values. SOL-ExecBench has a folder per kernel, with `definition.json` and `workload.jsonl`.
+safetensors files with the inputs' values. SOL-ExecBench has a folder per kernel, with `definition.json` and
+`workload.jsonl`.
 """
 
 from __future__ import annotations

@@ -36,7 +36,6 @@ class Parameter:
 class SchemaText:
     """A schema of an operator, parsed from its text.
 
-    returns : text after the arrow
     are_aliases : for each result, True if it shares memory with an argument
     """
 

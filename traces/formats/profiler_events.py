@@ -106,8 +106,6 @@ class EventTable:
     """Table of all events in a profile that concern operators and their kernels.
 
     work : kernels, by number of the operator that launched them
-    kernels : kernels and copies on the device; `name` is an index into `kernel_names`
-    launches : calls on the host that launch a kernel or copy; `name` is an index into `kernel_names`, or -1 if unknown
     graph_launches : start in ns and thread of the launches of CUDA or HIP graphs, by correlation
     """
 

@@ -76,7 +76,6 @@ class Entry(NamedTuple):
     """A problem in the form that one tuner reads and writes.
 
     key : values by column that identify the problem in a file of tuned entries
-    group : name of the list, if the tuner has several
     """
 
     lines: tuple[str, ...]
@@ -100,7 +99,6 @@ class Matrix(NamedTuple):
 class Product(NamedTuple):
     """A batch of products of matrices (M, K) and (K, N), or a single product if `batch` is None.
 
-    dtypes : dtypes of the matrices and of the result
     scales : 0 without scales, 1 with one for each matrix, 2 with one for each row and column
     """
 

@@ -31,10 +31,7 @@ LOST_CALLS = 100_000  # maximum number of calls that a report of losses lists; o
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The beginning of a file, from which formats recognize it.
-
-    suffix : suffix of the name in lower case, without a suffix for compression
-    """
+    """The beginning of a file, from which formats recognize it."""
 
     path: Path
     suffix: str
@@ -46,7 +43,6 @@ class Losses:
     """Content that a conversion between a trace and a file of another tool could not carry over.
 
     doubts : reasons why the calls may not represent the program
-    skipped : number of calls that were not converted, by operator and reason
     calls : content that the written file lacks: index of the call, operator, description; the first `LOST_CALLS` only
     """
 

@@ -22,7 +22,6 @@ class OpenSample:
     """A sample whose code is loaded.
 
     function : takes the recorded arguments; for a method, the first argument is the object or class
-    origin : `module:qualname` of the original function, by which traces name its calls
     """
 
     folder: Path
@@ -38,7 +37,8 @@ class SampleFolder:
     """The content of a sample's `sample.json`.
 
     entry : qualified name of the function in `file`, such as `Coder.decode`
-    classes : names in `file` of the classes of objects in the recorded calls, by `module:qualname` in these calls
+    classes : for each class in the recorded calls, as `module:qualname`, its name in `file`
+    origin : `module:qualname` of the original function, by which traces name its calls
     """
 
     folder: Path

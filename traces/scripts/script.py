@@ -135,10 +135,8 @@ MOST_THREADS = 1 << 10
 class ScriptFunction:
     """The function that a script runs.
 
-    title : ASCII sentence that describes it
     source : statements that define `OPERATOR`, after all imports
     is_dynamic : True if the shapes of its results depend on values
-    preamble : docstring and comments of the script, before its imports; empty to generate them
     """
 
     title: str
@@ -161,7 +159,6 @@ def script_of(
     """Return a script that creates a call's arguments, and calls and times the operator.
 
     values : value models of the signature's tensors
-    settings : torch settings under which the call ran
     facts : descriptions of the call, for comments at the top; they may be untrusted
     function : function to call; None for the signature's operator
     """

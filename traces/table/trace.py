@@ -114,7 +114,7 @@ class Trace:
     ----------
     header : format and tool versions, devices, command, model, seed, time
     signatures : all signatures, in file order
-    scopes : the scopes that calls came from
+    scopes : origins of calls: module, function, source line, phase
     values : value models by number
     calls : one row per call in start order: signature, op, kind, scope, module, function, file, line, own_module,
         phase, inside (function or operator that made the call instead of the program itself; None for most calls),
@@ -131,7 +131,7 @@ class Trace:
     storages : storage numbers of each call's tensors: `tensors` numbers from `first_storage` on, arguments first
     contexts : settings that scopes refer to, by number
     threads : threads that made calls, by number
-    unfinished : calls that had not ended when the trace was cut
+    unfinished : calls that never ended
     end : totals and dropped calls; None if the file has no closing record
     missing : description of the missing part of the file; None if it is complete
     unknown : record types and fields of newer versions that were ignored, with their counts

@@ -30,7 +30,6 @@ class ValueNeed:
     argument : shell patterns of argument names, separated by `|`
     model : name of the value model; empty if any model will do
     varies : True if other values drawn from the same model can change the operator's time or the sizes of its outputs
-    refine : returns the model with fields that follow from the recorded outputs
     """
 
     op: str

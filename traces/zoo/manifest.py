@@ -38,7 +38,6 @@ class ZooTrace:
 
     model : short name, shared by all runs of a model, such as `faster-rcnn_r50`
     run : kind of step: `predict`, `train` or `generate`, followed by the dtype if it is not float32: `train-bfloat16`
-    family : kind of model, such as `two-stage` or `diffusion`
     remark : differences from the model's config and their reasons; may be empty
     """
 

@@ -75,8 +75,6 @@ class LongTailFunction:
 class LongTail:
     """The long-tail functions of traces, and totals.
 
-    wall_ns : time in and between the operators of all functions
-    bandwidths : memory bandwidths in bytes per second
     omitted : by pattern of a function that is not listed, the reason, such as "loads data"
     """
 

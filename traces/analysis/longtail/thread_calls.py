@@ -33,8 +33,6 @@ DENSE_PARTS = (
 class Operation:
     """Properties of a signature that the analysis of long-tail functions needs.
 
-    argument_bytes, result_bytes : bytes of each tensor
-    extents : for each argument, bytes from the start of its storage to the end of the argument
     moves : True if the operator reads or writes elements, unlike a view
     """
 

@@ -354,7 +354,6 @@ class Meetings:
     """Calls of collectives by all ranks, sorted by collective: N calls of M collectives. Arrays are (N,) unless stated.
 
     first : (M,), index of each collective's first call
-    kind, group : indices into `kinds` and `groups`
     root : index of the process that sends to, or receives from, all others; -1 if there is none or it is unknown
     """
 

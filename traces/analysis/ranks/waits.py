@@ -25,10 +25,7 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class RankWaits:
-    """Tables of the times that ranks of a merged trace waited for each other in collectives.
-
-    places : one row for each operation, group, size and source line
-    """
+    """Tables of the times that ranks of a merged trace waited for each other in collectives."""
 
     ranks: pd.DataFrame
     pairs: pd.DataFrame

@@ -270,11 +270,6 @@ def is_word_of_python(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class NameRule:
-    """Rule for redacting the names of one kind.
-
-    why : reason why a name of this kind can be kept unhashed, for the report
-    """
-
     redact: Callable[[NameHasher, Any], Any]
     why: str
     kept_by: str = ""

@@ -68,7 +68,6 @@ class Node:
     schema : operator schema as torch writes it; empty for other nodes
     record : number of the call, shared by all parts that Chakra splits an operator into; 0 if unknown
     own_us : duration without the nodes inside it
-    ranges : JSON object with the least and largest value of tensor inputs, by index among the tensors
     fault : reason why the rest of the node cannot be read; empty if it can
     """
 

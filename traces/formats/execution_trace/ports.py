@@ -30,12 +30,6 @@ DEFAULT_DEVICE = "cpu"
 
 @dataclass(slots=True)
 class PortValues:
-    """Decoded inputs or outputs of a node.
-
-    storages : the file's storage number of each tensor in `items`, in order; 0 for a tensor without memory
-    identities : the file's tensor number of each of these tensors
-    """
-
     items: list[Any]
     storages: list[int] = field(default_factory=list)
     identities: list[int] = field(default_factory=list)
@@ -218,10 +212,7 @@ class PortItem(NamedTuple):
 
 @dataclass(slots=True)
 class Encoder:
-    """Converts the arguments and results of one call to the inputs and outputs of a node.
-
-    lose : called with a description of each value that a node cannot hold
-    """
+    """Converts the arguments and results of one call to the inputs and outputs of a node."""
 
     numbers: NodeNumbers
     storages: Iterator[int]
