@@ -96,7 +96,6 @@ def _list_verbs() -> str:
 
 
 def make_parser(prepared: Collection[str] | None = None) -> argparse.ArgumentParser:
-    """Return the parser of `opgrip`, with options only for the subcommands in `prepared`, or for all if it is None."""
     parser = _OpgripParser("opgrip", usage=USAGE, epilog=_list_verbs())
     add_version(parser)
     # listed below, with the names in each group

@@ -1,6 +1,4 @@
-"""Records traces of the zoo: runs the capture in a separate process, compresses the trace, and collects its
-statistics.
-"""
+"""Recording of traces of the zoo: captures in separate processes, and the statistics of the traces."""
 
 from __future__ import annotations
 

@@ -75,7 +75,6 @@ class _Watched:
 
 
 def schedule_observation(node: CallNode, mode: ThreadMode) -> None:
-    """Wrap the operator of a node, so that the tensor values of one of the node's next calls can be recorded."""
     operator = node.op
     # wrap only once, even for several reasons: an observation inside another one would be part of the measured time
     if not isinstance(operator, _Watched):

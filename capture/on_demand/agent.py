@@ -126,7 +126,6 @@ class Agent:
             raise
 
     def finish(self, session: RecordingSession, waiting: Callable[[str], None] = lambda why: None) -> dict[str, Any]:
-        """Wait until a recording ends; return the same dictionary as `record`."""
         try:
             result = session.finish(waiting)
             self.recordings += bool(result["file"])

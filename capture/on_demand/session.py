@@ -93,7 +93,6 @@ class StepRecording:
         return bool(self._learned or self._begun or self._running)
 
     def begin_step(self, nested: bool) -> ThreadStep | None:
-        """Begin a step of this thread, and record it if it is wanted."""
         try:
             with self._lock:
                 if not self._is_wanted():

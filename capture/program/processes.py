@@ -82,7 +82,6 @@ class ChildFiles:
         return tuple(child for child, identity in self._find().items() if self._before.get(child) == identity)
 
     def cut(self) -> tuple[Path, ...]:
-        """Return the traces that child processes began after this object was created, but did not finish."""
         return tuple(path for path in self._find(CUT) if path not in self._cut_before and not _is_being_written(path))
 
     def remove_old(self) -> None:

@@ -39,10 +39,6 @@ class GraphCapture:
         return mask
 
     def record(self, describe: Callable[[Columns], tuple[Sequence[int], Sequence[int]]]) -> Graph:
-        """Return the trace's record of the graph.
-
-        describe : takes calls in the form of `ThreadCalls.calls`; returns their signature and scope numbers
-        """
         if not self.parts:
             return Graph(self.signature)
         calls = np.concatenate([part.calls for part in self.parts])

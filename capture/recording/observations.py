@@ -142,7 +142,6 @@ class SiteTimes:
         memory: NDArray[np.int64],
         durations_ns: NDArray[np.int64],
     ) -> Iterator[tuple[int, SiteKey]]:
-        """Add the times of calls; yield each (signature, call site) whose values should be observed at a later call."""
         # most operators of a program are too short for differences to matter
         long = set(signatures[durations_ns >= LEAST_NS].tolist()) - self._complete
         if not long:
@@ -233,7 +232,6 @@ class Observations:
             self._next[number] = LATE
 
     def sightings(self, number: int) -> int:
-        """Return after how many lookups of a signature by its key a faster test may recognize its calls."""
         if number in self._next and self._key_lookups[number] + 1 < max(self._early, default=0):
             return NEVER
         return LEARNT if self._learning else SIGHTINGS

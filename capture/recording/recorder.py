@@ -153,7 +153,6 @@ class SignatureTable:
         since_ns: int | None = None,
         storage: int | None = None,
     ) -> Callable[[Any], None]:
-        """Observe the values of a later call before it runs; return a function that records the call's result."""
         where = since_ns, None if storage == NO_STORAGE else storage
         try:
             with self._lock, self._own_calls.lock, without_modes(), without_functions():
@@ -180,7 +179,6 @@ class SignatureTable:
     def read_again(
         self, number: int, name: Hashable, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Callable[[Any], None]:
-        """Read the values of a later call of a signature; return a function to call with that call's result."""
         try:
             with self._lock, self._own_calls.lock, without_modes(), without_functions():
                 numbers = self._unread.pop(number)
@@ -198,9 +196,6 @@ class SignatureTable:
         self._first_alike.clear()
 
     def prune(self, numbers: Iterable[int], generations: set[int]) -> set[int]:
-        """Remove all signatures except `numbers`, open ones and those from `generations`; return the remaining
-        numbers.
-        """
         remaining = {*numbers, *self._open, *self._generations.numbers(Signature, generations)}
         self.families = {number: self.families[number] for number in remaining if number in self.families}
         self._large_outputs = {number: size for number, size in self._large_outputs.items() if number in remaining}

@@ -86,9 +86,6 @@ class ScopeTable:
         self._pair_numbers: dict[tuple[int, int, int], int] = {}
 
     def point(self, signature: int, place: Location, tensors: int) -> tuple[int, int]:
-        """Return the numbers of the scope, and of the (signature, scope) pair, of calls from the current source
-        line.
-        """
         scope = self.scope(self._refine_place(place), self._lines.here(), self._context(place.autocast))
         return scope, self.pair(signature, scope, tensors)
 
@@ -117,7 +114,6 @@ class ScopeTable:
         return number
 
     def backward_scope(self, scope: int, forward: int) -> int:
-        """Return the number of a scope equal to `scope` that also refers to `forward`, the scope of a forward call."""
         key = (scope, forward)
         number = self._scopes.get(key)
         if number is None:

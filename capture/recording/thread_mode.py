@@ -117,8 +117,7 @@ class ThreadMode(OrderlyMode):
         """
 
     @abstractmethod
-    def running(self, last_start: int, last_end: int) -> list[tuple[int, CallNode]]:
-        """Return the start in ns and the `CallNode` of each call that the thread is running, outermost first."""
+    def running(self, last_start: int, last_end: int) -> list[tuple[int, CallNode]]: ...
 
     @abstractmethod
     def check_settings(self) -> None: ...

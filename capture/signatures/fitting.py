@@ -185,7 +185,6 @@ class Fitter:
     def describe(
         self, name: Hashable, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any], Hashable]:
-        """Return the specs of a call's arguments with value models, and a key that calls with similar tensors share."""
         described, inputs = _describe_by_index(args, kwargs)
         op, named = str(name), _names(name)
         alike: Hashable = (op, tuple(tensors(described)))
@@ -244,9 +243,6 @@ class Fitter:
     def read_again(
         self, name: Hashable, args: Sequence[Any], kwargs: Mapping[str, Any], numbers: Sequence[int | None]
     ) -> Callable[[Any], None]:
-        """Read values that were not readable at an earlier call of a signature; return a function for the call's
-        results.
-        """
         op, named = str(name), _names(name)
         read: list[int] = []
         described, inputs = _describe_by_index(args, kwargs)

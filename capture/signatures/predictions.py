@@ -132,10 +132,6 @@ class CallPredictor:
         kwargs: Mapping[str, Any],
         pattern: tuple[int, ...] | None,
     ) -> CallNode | None:
-        """Return the latest successor of the node `last` that recognizes a call, and predict it next time.
-
-        pattern : memory that the call's tensors share, as returned by `sharing`
-        """
         grad = torch.is_grad_enabled()
         for node in last.successors:
             if node.func is func and node.grad is grad and node.sharing == pattern and node.holds(args, kwargs):
@@ -161,7 +157,6 @@ class CallPredictor:
         storages: tuple[int, ...],
         sightings: int = SIGHTINGS,
     ) -> Recognizer:
-        """Count one more lookup by key of the signature `number`; return its recognizer, a new one if there is none."""
         entry = self._entries.get(number)
         if entry is None:
             entry = self._entries[number] = Recognizer(number, func, sharing(storages), family)
@@ -186,10 +181,6 @@ class CallPredictor:
         modes: tuple[bool, bool],
         point: Callable[[], tuple[int, int]],
     ) -> CallNode:
-        """Return the node for a call that follows the node `last` and has the recognizer `entry`.
-
-        point : returns the number of the call's scope, and that of its (signature, scope) pair
-        """
         key = place, modes, last.history, entry.number
         node = self._nodes.get(key)
         if node is None or node.check is not entry.check or node.check_both is not entry.check_both:

@@ -120,7 +120,6 @@ class StepTimes:
         return self._here.since_ns is not None
 
     def begin(self, is_recorded: bool | None, measured_ns: float) -> None:
-        """Note that this thread's step ends and a new one begins; with None for `is_recorded`, no new step begins."""
         here, now = self._here, self._processor_ns()
         if here.since_ns is not None:
             here.steps.add(now - here.since_ns - (measured_ns - here.measured_ns))
@@ -137,9 +136,6 @@ class StepTimes:
         here.since_ns, here.measured_ns = self._processor_ns(), measured_ns
 
     def extra_ns(self) -> float | None:
-        """Return the time that recording adds to a step and to the steps after it, besides the capture's measured
-        work.
-        """
         if min(self._recorded.count, self._left_out.count) < ENOUGH or self._after.count < AFTER:
             return None
         extra_ns = self._recorded.mean + AFTER * self._after.mean - (1 + AFTER) * self._left_out.mean

@@ -57,7 +57,6 @@ class DeviceTimer:
     def with_stream(
         self, operator: Callable[..., Any], device: torch.device, started: Callable[[], int]
     ) -> Callable[..., Any]:
-        """Return a wrapper that runs an operator, and notes before each call the current stream of its device."""
         queries = queries_of(device.type)
 
         def run(*args: Any, **kwargs: Any) -> Any:

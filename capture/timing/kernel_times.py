@@ -169,7 +169,6 @@ class KernelTimes:
             self._ended_ns = perf_counter_ns()
 
     def expect(self, signature: int, device: torch.device, graphs: GraphCaptures) -> bool:
-        """Return True if records of kernels will provide the times of a signature's calls, False if events must."""
         if self._profile is None and not self._is_required:
             is_here = self._is_entered and threading.get_ident() == self._thread
             # a profile may wait for the device when it begins, which would end a graph's capture
@@ -294,7 +293,6 @@ class GraphNodes:
     def divide(
         self, of_launches: Mapping[GraphLaunch, Sequence[LaunchedWork]], kernels: KernelCounts
     ) -> Iterator[Record]:
-        """Count the kernels of launches of CUDA graphs in `kernels`, and yield their times by call, for each graph."""
         times: dict[int, list[int]] = {}
         for (number, *_), items in of_launches.items():
             graph = self._graphs[number]
@@ -317,10 +315,6 @@ CUT_NS = 1_000_000_000  # time in ns; a window that ends with a longer time with
 
 
 def nodes_in(events: Sequence[Any], distance_ns: int) -> list[LaunchedWork]:
-    """Return the launches in a profile that started no work, because they added nodes to a CUDA graph.
-
-    distance_ns : time by the events' clock minus time by `perf_counter_ns`
-    """
     with_work = {event.correlation_id() for event in events if is_work(event)}
     return [
         LaunchedWork(event.name(), event.device_resource_id() & ID_BITS, event.start_ns() - distance_ns, 0)
@@ -349,9 +343,6 @@ class WrittenCalls:
 def innermost_calls(
     blocks: Iterable[WrittenCalls], launched: Iterable[LaunchedWork]
 ) -> Iterator[tuple[WrittenCalls, int, LaunchedWork]]:
-    """Yield the innermost call in which each piece of work was launched: (element of `blocks`, index of the call,
-    work).
-    """
     blocks = list(blocks)
     calls = sorted(
         (start, -end, number, place)

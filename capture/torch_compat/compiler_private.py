@@ -205,9 +205,6 @@ def is_higher_order(func: Any) -> bool:
 
 
 def own_code(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[..., Any] | None:
-    """Return the function with which a higher-order operator runs a call, if nothing else has to handle the call
-    first.
-    """
     if _keys_of is None or _resolve is None:
         return None
     key = _keys_of(tuple(args), dict(kwargs), func.non_fallthrough_keys).highestPriorityTypeId()
@@ -240,7 +237,6 @@ _compiles = _places.take_later(
 
 
 def place_of_compiling() -> tuple[Any, str] | None:
-    """Return module and name of torch's context manager for compiling functions of higher-order operators."""
     return None if _compiles() is None else (import_module(_UTILS), _COMPILES)
 
 
@@ -258,8 +254,6 @@ def stance_here() -> str:
 
 
 def compiling_as_unwatched(entered: Callable[[], Any], stance: Callable[[], str]) -> Callable[[], Any]:
-    """Return a replacement for the context manager `entered`, in which torch compiles as without a capture."""
-
     @contextmanager
     def enter() -> Iterator[None]:
         with torch.compiler.set_stance(stance()), modes_hidden_from_compiler(), entered():

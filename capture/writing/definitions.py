@@ -87,7 +87,6 @@ class Definitions:
         return self._take(list(self._lines))
 
     def all_lines(self, redaction: Redaction | None) -> bytes:
-        """Return the encoded definitions except threads, for another file with its own redaction."""
         return self._join((line for lines in self._lines.values() for line in lines if not line.is_thread), redaction)
 
     def size(self, names: Iterable[Hashable], besides: set[Hashable]) -> int:
@@ -197,9 +196,6 @@ class RecordingLimits:
 def parts_within(
     block: ThreadCalls, pairs: Mapping[int, tuple[int, int, int]], held: Definitions, room: int
 ) -> tuple[ThreadCalls, ThreadCalls]:
-    """Split calls of one thread into the first ones that fit into about `room` bytes with their records, and the
-    rest.
-    """
     names: set[Hashable] = set()
     count = size = 0
     for pair in block.calls[:, 0].tolist():

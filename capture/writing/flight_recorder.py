@@ -1,6 +1,4 @@
-"""A flight recorder: it keeps the latest calls in memory and in a ring file, and writes them as a trace on some
-events.
-"""
+"""A flight recorder: it keeps the latest calls, and writes them as a trace on some events."""
 
 from __future__ import annotations
 
@@ -160,10 +158,6 @@ class FlightRecorder(Flusher):
             return path
 
     def dump_for_signal(self, name: str, always: bool, again: Callable[[], None]) -> bool:
-        """Write the latest calls before the program's handler of a signal runs; return True if the handler may run now.
-
-        again : raises the signal again; it is called later if the calls cannot be written now
-        """
         if self._holder == threading.get_ident():
             self._later = again
             return False

@@ -124,7 +124,6 @@ class Contention:
         return time_ns - WAKING_NS * count > SHARE * run_ns if self._files else count > 0
 
     def is_run_contended(self, marks: Sequence[Waits], run_ns: float) -> bool:
-        """Return True if a run that ends now was probably slower because its threads waited for processors."""
         start = marks[-1]
         if self.is_contended(start, run_ns):
             return True

@@ -25,8 +25,6 @@ class PrivatePlaces:
         return fallback if thing is None else thing
 
     def take_later(self, name: str, fallback: Any, otherwise: str) -> Callable[[], Any]:
-        """Return a function that imports an object of torch on its first call."""
-
         def is_there() -> bool:
             _import_around(name)
             return _at(name) is not None

@@ -116,7 +116,6 @@ class StoredBaseline:
         self._tests: list[str] | None = list(map(str, tests)) if is_ours and tests is not None else None
 
     def rows_for(self, group: str, rows: Sequence[Result]) -> list[TestRow]:
-        """Return the baseline's rows of the same tests or cases, with the tests that measured them."""
         if self._tests is not None:
             pairs = zip(self._tests, self._rows, strict=True)
             return [(test, row) for test, row in pairs if test == group or test.startswith(f"{group}::")]

@@ -318,11 +318,6 @@ class Distilled:
         return sum(weight * ratio for weight, ratio in timed) * (whole / there) if there else float("nan")
 
     def field(self, corpus: Corpus, base: str = "") -> dict[str, Any]:
-        """Return the distilled trace's header field: the represented traces, and the time in each that a case
-        represents.
-
-        base : machine on which these times were measured; empty if they are captured times
-        """
         about = {member.name: member for member in corpus.members}
         index = {key: number for number, key in enumerate(self.keys)}
         traces = {}

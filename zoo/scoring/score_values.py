@@ -57,7 +57,6 @@ class TraceScore:
 
     @property
     def left_out(self) -> float:
-        """Share of the replayed cases that do not count (see `is_left_out`), weighted by their time in the baseline."""
         return self.left_out_us / (self.base_us + self.left_out_us) if self.left_out_us else 0.0
 
     @property
@@ -166,7 +165,6 @@ class Score:
 
     @property
     def left_out(self) -> float:
-        """Weighted mean over models of the share of their cases that do not count, see `TraceScore.left_out`."""
         return _mean_share((model, model.left_out) for model in self.models if model.selected is not None) or 0.0
 
     @property

@@ -253,15 +253,12 @@ class Collector(ItemTable):
         return item
 
     def check(self, value: Any, item: SampleItem, what: str) -> None:
-        """Add the objects to which a value refers; refuse `item` if the value cannot be written as source."""
         try:
             express(value, self.referring(item))
         except Inexpressible as error:
             item.refuse(f"{what} of {item.name} is {error}, which cannot be written as source")
 
     def referring(self, user: SampleItem) -> Refer:
-        """Return a function that takes an object, records that `user` needs it, and returns its name in the sample."""
-
         def refer(thing: Any) -> str:
             item = self.of_value(thing)
             if item is None:

@@ -216,7 +216,6 @@ def namespace_of(function: FunctionType) -> Namespace:
 
 
 def namespace_of_class(cls: type) -> Namespace:
-    """Return the variables among which Python looks up names in a class's body, without those of the body itself."""
     closure: dict[str, Any] = {}
     variables: Mapping[str, Any] = vars(sys.modules[cls.__module__]) if cls.__module__ in sys.modules else {}
     for attribute in list(vars(cls).values()):

@@ -92,10 +92,6 @@ class Edits:
 
 
 def edits_of(piece: Piece, names: Mapping[SampleItem, str], keeps: Callable[[Annotation], bool]) -> Edits:
-    """Return the changes that a piece of source needs in a sample, except to its indentation and its own name.
-
-    keeps : returns False for a type annotation that is to be removed
-    """
     edits = Edits(piece.file)
     _rename(edits, piece.links, names)
     for decorator in piece.dropped:
@@ -462,7 +458,6 @@ _ANY = Import("typing", "Any", "Any")
 def hints_of(
     collector: Collector, included: Iterable[SampleItem]
 ) -> tuple[frozenset[Annotation], tuple[SampleItem, ...]]:
-    """Return the type annotations that the sample keeps, and the items to add for annotations."""
     included = list(included)
     has = set(included)
     annotations: list[Annotation] = []

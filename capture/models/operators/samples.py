@@ -298,7 +298,6 @@ class SampleRunner:
                     self._run_dtype(entry, dtype, dtype in differentiable, scope)
 
     def operators_of(self, entries: Iterable[OperatorEntry]) -> set[Any]:
-        """Return the operators called by the first few samples of each entry, in the entry's first dtype."""
         operators: set[Any] = set()
         for entry in entries:
             with warnings.catch_warnings():
@@ -488,7 +487,6 @@ def schema_entry(function: Any, indices: Mapping[torch.dtype, int]) -> OperatorE
 
 
 def find_samples(function: Any, seed: int) -> dict[str, int]:
-    """Return, by dtype name, the index in `schema_samples` of a sample that runs."""
     indices: dict[str, int] = {}
     failures: list[Exception] = []
     with warnings.catch_warnings():

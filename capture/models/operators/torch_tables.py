@@ -1,6 +1,4 @@
-"""Operators that can be called with sample inputs: those in torch's test tables, by category, and all registered
-ones.
-"""
+"""Operators that can be called with sample inputs: those in torch's test tables, and all registered ones."""
 
 from __future__ import annotations
 
