@@ -6,6 +6,8 @@ replayed: call by call with values as recorded, random and zero, and as a step r
 - the share of signatures whose outputs have the recorded shapes;
 - the error in time, each signature weighted by its calls: the sum over signatures of |replayed - captured| divided by
   the sum of captured, both medians times calls. A signature that does not run counts with all of its time;
+- the times of the dearest cases if only these are replayed, compared with those when all are: the median and largest
+  difference of the cases that take 2 % of the time or more;
 - the sum of the step replay's calls divided by that of the same operators in the program without a capture, as
   torch.profiler times them: the program's Python between them is in neither.
 
@@ -47,6 +49,8 @@ from opgrip.traces import Trace, load
 from opgrip.traces.codec.record_forms import to_json
 
 WARMUP, LEARNED = 3, 2
+TOPS = (1, 5, 30)  # numbers of cases that are replayed alone
+LARGE_SHARE = 0.02  # share of the time from which a case counts there
 ROUNDS_ALONE = 5  # rounds of torch.profiler on the program without a capture
 Row = tuple[str, ...]
 COLUMNS = ("program", "calls", "signatures", "what", "shapes as recorded", "error in time", "x noise floor", "total")
@@ -102,12 +106,14 @@ def measure(name: str, steps: int, threads: int, device: str) -> tuple[list[Row]
         )
         second = measure_part(partial(_load_program, make, Path(folder) / "1.jsonl", steps))
         rows = {kind: measure_part(partial(replay_trace, path, (kind,))) for kind in KINDS}
+        selected = {top: measure_part(partial(replay_trace, path, (RECORDED,), top=top)) for top in TOPS}
         sequence = measure_part(partial(replay, path, sequence=True))
     row, floor = _row_of_floor(name, trace, captured, second)
     of_sequence = Part(sequence.value.frame, sequence.others)
     return [
         row,
         *(_row(f"replay, {kind}", captured, part, floor, "-") for kind, part in rows.items()),
+        *(_row_of_selection(top, rows[RECORDED], part) for top, part in selected.items()),
         _row("in the sequence", captured, of_sequence, floor, _total(sequence, alone_ms)),
     ], None if rows[RECORDED].is_disturbed else _worst(captured, rows[RECORDED].value)
 
@@ -120,6 +126,16 @@ def _load_program(make: Callable[[], Workload | None], path: Path, steps: int) -
     path.unlink(missing_ok=True)
     capture_program(make, path, steps)
     return load(path)
+
+
+def _row_of_selection(top: int, whole: Part[pd.DataFrame], part: Part[pd.DataFrame]) -> Row:
+    """Return the row of a replay of the `top` cases: how far their times differ from those when all are replayed."""
+    both = part.value.set_index("case").join(whole.value.set_index("case"), rsuffix="_whole")
+    time_us = both["count"] * both["captured_us"]
+    both = both[time_us >= LARGE_SHARE * (whole.value["count"] * whole.value["captured_us"]).sum()]
+    off = (both["median_us"] / both["median_us_whole"] - 1).abs()
+    figure = part.figure(whole.figure(f"{off.median():.1%} off, at most {off.max():.0%}"))
+    return ("", "", "", f"replay, --top {top}", "-", "-", "-", figure)
 
 
 def _total(sequence: Part[Results], alone_ms: Part[float]) -> str:

@@ -181,6 +181,56 @@ def segmentor_train() -> Workload | None:
     return step
 
 
+def products() -> Workload:
+    """Make eight products in a row, each with weights of 4 MB, which together no core's cache holds."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(8)))
+    hidden = torch.randn(2, 1024)
+
+    @torch.no_grad()
+    def step() -> None:
+        for _ in range(4):
+            model(hidden)
+
+    return step
+
+
+def llama_decode() -> Workload | None:
+    """Make decode steps of a Llama of 4 layers, 256 wide; None if transformers is not installed."""
+    if importlib.util.find_spec("transformers") is None:
+        return None
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4, "num_attention_heads": 4}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=4000, max_position_embeddings=256, **sizes)).eval()
+    prompt, word = torch.randint(0, 4000, (2, 20)), torch.randint(0, 4000, (2, 1))
+
+    @torch.no_grad()
+    def step() -> None:
+        cache = model(input_ids=prompt, use_cache=True).past_key_values
+        for _ in range(8):
+            model(input_ids=word, past_key_values=cache, use_cache=True)
+
+    return step
+
+
+def recommender() -> Workload:
+    """Make predictions for 256 users, with rows from eight embedding tables of 64 MB."""
+    torch.manual_seed(0)
+    tables = nn.ModuleList(nn.EmbeddingBag(250_000, 64, mode="sum") for _ in range(8))
+    layers = nn.Sequential(nn.Linear(8 * 64, 512), nn.ReLU(), nn.Linear(512, 256), nn.ReLU(), nn.Linear(256, 1))
+    generator = torch.Generator().manual_seed(0)
+
+    @torch.no_grad()
+    def step() -> None:
+        for _ in range(4):
+            bags = torch.randint(0, 250_000, (8, 256, 20), generator=generator)
+            layers(torch.cat([table(rows) for table, rows in zip(tables, bags, strict=True)], dim=1)).sigmoid()
+
+    return step
+
+
 # programs that are replayed
 REPLAYED: dict[str, Callable[[], Workload | None]] = {
     "Faster R-CNN predict": detector_predict,
@@ -188,4 +238,7 @@ REPLAYED: dict[str, Callable[[], Workload | None]] = {
     "SegFormer train": segmentor_train,
     "BERT train": bert_train,
     "GPT-2 generate": gpt2_generate,
+    "eight products": products,
+    "Llama decode": llama_decode,
+    "recommender": recommender,
 }

@@ -1,61 +1,59 @@
-"""The calls that run before a case's calls in the program, and the argument tensors that were used shortly before."""
+"""The calls that run before a case's calls in the program, and how long before it used their memory."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-import torch
 
-from opgrip.platform.machine import last_cache_bytes
 from opgrip.replay.cases.cases import Case, make_cases
 from opgrip.replay.operators.lookup import is_view
-from opgrip.replay.operators.memory import bytes_of
+from opgrip.replay.operators.work import GATHERS, SCATTERS
 from opgrip.traces import Trace
+from opgrip.traces.codec.call_blocks import Integers
 from opgrip.traces.schema.arguments import tensors
 from opgrip.traces.schema.records import NO_STORAGE, Signature
+from opgrip.traces.schema.tensor_specs import stored_elements
 from opgrip.traces.table.profiler_labels import own_calls
 
 BEFORE = 4  # number of preceding calls that are run before a call
-FLUSHING_BYTES = 64 << 20  # use of so many bytes evicts older data from a cache; calls before it are not run
-MOST_PLACES = 32  # maximum number of calls of a case whose preceding calls are used
+MOST_PLACES = 32  # maximum number of calls of a case whose state of the caches is reproduced
 MOST_CALLS = 300_000
-RECENT_BYTES = 8 << 20  # bytes that a program may use between two uses of a tensor that is to stay in a CPU's cache
-# the same as a share of an accelerator's last-level cache, whose two halves may contain the same data
-SHARE_OF_CACHE = 0.5
-MOST_RECENT_BYTES = 1 << 30
+BAG = "embedding_bag"  # part of the names of operators that read a row of a table for each index
+
+Distances = tuple[int | None, ...]
+# the fields `distances`, `of_result` and `of_code` of a call
+State = tuple[Distances, int | None, int | None]
 
 
 @dataclass(frozen=True, slots=True)
 class CallPosition:
-    """A call's position in the program, and the use of memory before it.
+    """A call's position in the program, and how long before the program had used the call's memory.
 
-    position : index of the call if all calls are listed one thread after the other
+    position : index of the call in a list of all calls of one thread after the other
     before : signature numbers of the calls to run before it, in order
-    recent, used_bytes : indices of the argument tensors that were used shortly before, and the bytes that calls used
-        since
+    distances : for each tensor argument, bytes of other memory that the program used since it had used the argument's;
+        None if unknown
+    of_result : the same for the memory that the largest result gets; None if it is new or unknown
+    of_code : the same for the code of the operator
     """
 
     position: int
     before: tuple[int, ...]
-    recent: tuple[int, ...]
-    used_bytes: tuple[int, ...] = ()
-
-    def within(self, cache_bytes: int) -> CallPosition:
-        recent = [(place, used) for place, used in zip(self.recent, self.used_bytes, strict=True) if used < cache_bytes]
-        return replace(self, recent=tuple(place for place, _ in recent), used_bytes=tuple(used for _, used in recent))
+    distances: Distances = ()
+    of_result: int | None = None
+    of_code: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PrecedingCalls:
     places: Mapping[int, Sequence[CallPosition]]
     cases: Mapping[int, Case]
-
-    def places_of(self, case: Case, cache_bytes: int) -> list[CallPosition]:
-        return [place.within(cache_bytes) for place in self.places.get(case.number, ())]
 
     def first(self, case: Case) -> int:
         indices = self.places.get(case.number)
@@ -65,13 +63,6 @@ class PrecedingCalls:
         own = {case.number for case in cases}
         before = {number for case in cases for index in self.places.get(case.number, ()) for number in index.before}
         return [self.cases[number] for number in sorted(before - own) if number in self.cases]
-
-
-def recent_bytes(device: str) -> int:
-    """Return how many bytes a program may use between two uses of a tensor that is to stay in the device's cache."""
-    if torch.device(device).type == "cpu":
-        return RECENT_BYTES
-    return int(SHARE_OF_CACHE * last_cache_bytes(device))
 
 
 def make_preceding_calls(
@@ -85,41 +76,44 @@ def make_preceding_calls(
     cases = {case.number: case for case in everything if case.signature.raised is None}
     calls, storages = _first_calls(trace)
     case_numbers = _numbers_of_cases(calls, measured)
-    signatures = {signature.number: signature for signature in trace.signatures}
-    used_bytes = {number: _used_bytes(signature) for number, signature in signatures.items()}
+    chosen = _chosen(calls, case_numbers)
+    states = _distances(calls, storages, trace.signatures, chosen)
     places: dict[int, list[CallPosition]] = {}
-    position = 0
-    for _, own in calls.groupby("thread", sort=False, observed=True):
-        order = own["signature"].to_numpy()
-        own_cases = case_numbers[own.index].to_numpy()
-        chosen = _chosen(own_cases)
-        recent = _recent(order, own["first_storage"].to_numpy(), storages, signatures, used_bytes, chosen)
-        for index in sorted(chosen):
-            used = recent.get(index, {})
-            place = CallPosition(position + index, _before(order, index, used_bytes), tuple(used), tuple(used.values()))
-            places.setdefault(int(own_cases[index]), []).append(place)
-        position += len(order)
+    op = {signature.number: signature.op for signature in trace.signatures}
+    numbers = calls["signature"].to_numpy()
+    for index, (position, before) in chosen.items():
+        distances, of_result, of_code = states[index]
+        # the code is used by a call that runs before
+        of_code = None if op[numbers[index]] in {op[number] for number in before} else of_code
+        place = CallPosition(position, before, distances, of_result, of_code)
+        places.setdefault(int(case_numbers[index]), []).append(place)
     return PrecedingCalls(places, cases)
 
 
-def _before(order: np.ndarray, index: int, used_bytes: Mapping[int, int]) -> tuple[int, ...]:
-    before: list[int] = []  # from the earliest call whose data may still be in a cache
-    used = 0
-    for number in reversed(order[max(0, index - BEFORE) : index].tolist()):
-        before.append(number)
-        used += used_bytes.get(number, 0)
-        if used >= FLUSHING_BYTES:
-            break
-    return tuple(reversed(before))
+def used_bytes(signature: Signature) -> int:
+    return sum(_bytes_by_tensor(signature)[0])
 
 
-def _used_bytes(signature: Signature) -> int:
-    return 0 if is_view(signature) else bytes_of([signature.args, signature.kwargs, signature.outputs])
+def _bytes_by_tensor(signature: Signature) -> tuple[list[int], list[int]]:
+    # how many bytes a call uses of each tensor argument and result, and how many these have
+    arguments, results = (list(tensors(tree)) for tree in ([signature.args, signature.kwargs], signature.outputs))
+    sizes = [stored_elements(spec) * spec.dtype.itemsize for spec in (*arguments, *results)]
+    if is_view(signature):
+        return [0] * len(sizes), sizes
+    name = signature.op.rpartition(".")[0].rstrip("_")
+    if not arguments or not (name in GATHERS or name in SCATTERS or BAG in name):
+        return sizes, sizes
+    # it uses only as many elements of its largest argument as there are indices, values and results
+    table = max(range(len(arguments)), key=sizes.__getitem__)
+    used = sum(size for size in sizes if size < sizes[table])
+    if BAG in name:
+        used *= max(prod(arguments[table].shape[1:]), 1)
+    return [min(size, used) if size == sizes[table] else size for size in sizes], sizes
 
 
-def _first_calls(trace: Trace) -> tuple[pd.DataFrame, np.ndarray]:
+def _first_calls(trace: Trace) -> tuple[pd.DataFrame, Integers]:
     tables: list[pd.DataFrame] = []
-    pieces: list[np.ndarray] = []
+    pieces: list[Integers] = []
     calls = storages = 0
     for part, own_storages in trace.call_parts():
         own = own_calls(part).head(MOST_CALLS - calls)
@@ -131,50 +125,134 @@ def _first_calls(trace: Trace) -> tuple[pd.DataFrame, np.ndarray]:
     return pd.concat(tables), np.concatenate(pieces)
 
 
-def _numbers_of_cases(calls: pd.DataFrame, measured: Sequence[Case]) -> pd.Series[int]:
+def _numbers_of_cases(calls: pd.DataFrame, measured: Sequence[Case]) -> Integers:
     numbers = calls["signature"].copy()
     for case in measured:
         if case.part_of is not None:
             for cluster in case.timing_clusters:
                 numbers[calls.index.intersection(cluster.calls)] = case.number
-    return numbers
+    return numbers.to_numpy()
 
 
-def _chosen(cases: np.ndarray) -> set[int]:
-    chosen: set[int] = set()
-    by_case = np.argsort(cases, kind="stable")
-    _, first, count = np.unique(cases[by_case], return_index=True, return_counts=True)
-    for start, number in zip(first.tolist(), count.tolist(), strict=True):
-        steps = np.linspace(0, number - 1, min(number, MOST_PLACES)).astype(int)
-        chosen.update(by_case[start + steps].tolist())
+def _chosen(calls: pd.DataFrame, case_numbers: Integers) -> dict[int, tuple[int, tuple[int, ...]]]:
+    # by index of a chosen call in `calls`: its position, and the signatures of the calls before it
+    chosen: dict[int, tuple[int, tuple[int, ...]]] = {}
+    position = 0
+    for own in calls.groupby("thread", sort=False, observed=True).indices.values():
+        order = calls["signature"].to_numpy()[own]
+        by_case = np.argsort(case_numbers[own], kind="stable")
+        _, first, count = np.unique(case_numbers[own][by_case], return_index=True, return_counts=True)
+        for start, number in zip(first.tolist(), count.tolist(), strict=True):
+            steps = np.linspace(0, number - 1, min(number, MOST_PLACES)).astype(int)
+            for index in np.unique(by_case[start + steps]).tolist():
+                chosen[int(own[index])] = position + index, tuple(order[max(0, index - BEFORE) : index].tolist())
+        position += len(order)
     return chosen
 
 
-def _recent(
-    order: np.ndarray,
-    first_storage: np.ndarray,
-    storages: np.ndarray,
-    signatures: Mapping[int, Signature],
-    used_bytes: Mapping[int, int],
-    chosen: set[int],
-) -> dict[int, dict[int, int]]:
-    # by index of the call and of a tensor argument that was used shortly before: bytes that calls have used since
-    argument_counts = {number: len(list(tensors([item.args, item.kwargs]))) for number, item in signatures.items()}
-    result_counts = {number: len(list(tensors(item.outputs))) for number, item in signatures.items()}
-    last_use: dict[int, int] = {}
-    used = 0
-    recent: dict[int, dict[int, int]] = {}
-    for index, (number, first) in enumerate(zip(order.tolist(), first_storage.tolist(), strict=True)):
-        memory = storages[first : first + argument_counts.get(number, 0) + result_counts.get(number, 0)].tolist()
+def _distances(
+    calls: pd.DataFrame, storages: Integers, signatures: Sequence[Signature], chosen: Collection[int]
+) -> dict[int, State]:
+    sizes = {item.number: _bytes_by_tensor(item) for item in signatures}
+    counts = {item.number: len(list(tensors([item.args, item.kwargs]))) for item in signatures}
+    codes = {op: NO_STORAGE - 1 - place for place, op in enumerate(dict.fromkeys(item.op for item in signatures))}
+    code_of = {item.number: codes[item.op] for item in signatures}
+    uses = []
+    for number, first in zip(calls["signature"].tolist(), calls["first_storage"].tolist(), strict=True):
+        count = len(sizes[number][0])
+        own = storages[first : first + count].tolist()
+        own += [NO_STORAGE] * (count - len(own))
+        uses.append(_Uses(own[: counts[number]], own[counts[number] :], *sizes[number], code_of[number]))
+    blocks = _Blocks(uses)
+    states: dict[int, State] = {}
+    for index, call in enumerate(uses):
+        blocks.allocate(call)
         if index in chosen:
-            own = memory[: argument_counts.get(number, 0)]
-            since = [used - last_use.get(storage, -MOST_RECENT_BYTES) for storage in own]
-            recent[index] = {
-                place: since[place]
-                for place, storage in enumerate(own)
-                if storage != NO_STORAGE and since[place] < MOST_RECENT_BYTES
-            }
-        if used_bytes.get(number):
-            used += used_bytes[number]
-            last_use.update(dict.fromkeys(memory, used))
-    return recent
+            states[index] = blocks.distances(call), blocks.distance(call.largest_result), blocks.distance(call.code)
+        blocks.use(index, call)
+    return states
+
+
+class _Uses(NamedTuple):
+    # the storages of a call's tensor arguments and results, how many bytes it uses of each, how many these have, and a
+    # number for the code of its operator, as that of a storage
+    arguments: list[int]
+    results: list[int]
+    sizes: list[int]
+    wholes: list[int]
+    code: int
+
+    @property
+    def items(self) -> Iterator[tuple[int, int]]:
+        pairs = zip((*self.arguments, *self.results), self.sizes, strict=True)
+        yield from ((storage, size) for storage, size in pairs if size and storage != NO_STORAGE)
+        yield self.code, 0
+
+    @property
+    def new(self) -> dict[int, int]:
+        # storages that may be new, with their sizes
+        sizes = zip(self.results, self.sizes[len(self.arguments) :], strict=True)
+        return {storage: size for storage, size in sizes if size and storage not in (NO_STORAGE, *self.arguments)}
+
+    @property
+    def largest_result(self) -> int:
+        new = self.new
+        return max(new, key=new.__getitem__, default=NO_STORAGE)
+
+
+class _Blocks:
+    """Blocks of memory that the program's calls use one after the other.
+
+    A storage that a call returns is assumed to get the block of its size that was freed last, and to be freed after its
+    last use, as usual allocators do. Other storages existed before, and were used when the same calls ran before.
+    """
+
+    def __init__(self, calls: Sequence[_Uses]) -> None:
+        last_use: dict[int, tuple[int, int]] = {}
+        made: set[int] = set()
+        for index, call in enumerate(calls):
+            made.update(storage for storage in call.new if storage not in last_use)
+            last_use.update((storage, (index, size)) for storage, size in call.items)
+        self._freed: dict[int, list[int]] = {}
+        self._free: dict[int, list[int]] = {}
+        self._block_of: dict[int, int] = {}
+        self._count = 0
+        self._used_at, self._bytes = np.full(len(last_use), -np.inf), np.zeros(len(last_use))
+        for storage, (index, size) in last_use.items():
+            if storage in made:
+                self._freed.setdefault(index, []).append(storage)
+            else:
+                self._use(storage, index - len(calls), size)
+
+    def allocate(self, call: _Uses) -> None:
+        for storage, size in call.new.items():
+            if storage not in self._block_of and (free := self._free.get(size)):
+                self._block_of[storage] = free.pop()
+
+    def use(self, index: int, call: _Uses) -> None:
+        for storage, size in call.items:
+            self._use(storage, index, size)
+        for storage in self._freed.get(index, ()):
+            block = self._block_of.pop(storage)
+            self._free.setdefault(int(self._bytes[block]), []).append(block)
+
+    def distances(self, call: _Uses) -> Distances:
+        distances: list[int | None] = []
+        for storage, used, whole in zip(call.arguments, call.sizes, call.wholes, strict=False):
+            distance = self.distance(storage) if used else None
+            # a part of a tensor, such as rows of a table, was not used each time that the tensor was
+            distances.append(None if distance is None else distance + whole - used)
+        return tuple(distances)
+
+    def distance(self, storage: int) -> int | None:
+        """Return how many bytes were used since the last use of the storage's block; None if it was not used."""
+        block = self._block_of.get(storage)
+        if block is None:
+            return None
+        used_at = self._used_at[: self._count]
+        return int(self._bytes[: self._count][used_at > used_at[block]].sum())
+
+    def _use(self, storage: int, index: int, size: int) -> None:
+        block = self._block_of.setdefault(storage, self._count)
+        self._count = max(self._count, block + 1)
+        self._used_at[block], self._bytes[block] = index, size

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -81,7 +81,7 @@ class Inputs:
         self._place = place
         self._storages: list[torch.UntypedStorage] = []
         self._pristine: list[torch.UntypedStorage] = []
-        self._touching: list[list[torch.Tensor]] | None = None
+        self.is_changed = True  # False if the values were restored and no run has changed them since
         recorded = list(tensors([args, dict(kwargs)]))
         self._args, self._kwargs = _cast(args, kwargs, dtype)
         _check_leaves([self._args, self._kwargs])
@@ -90,6 +90,8 @@ class Inputs:
             self._fill(values, seed)
             # create the arguments once, so that errors of torch are raised here
             self.make()
+        # by tensor argument: number of bytes that the process had used when it used the argument last
+        self.used_at = [0] * len(self._planned)
 
     @staticmethod
     def bytes_needed(args: tuple[Any, ...], kwargs: Mapping[str, Any], dtype: torch.dtype | None = None) -> int:
@@ -105,11 +107,11 @@ class Inputs:
     def storages(self) -> list[torch.UntypedStorage]:
         return self._storages
 
-    def copy(self) -> Inputs:
+    def copy(self, keep: bool = True) -> Inputs:
         twin = copy.copy(self)
         twin._storages = [storage.clone() for storage in self._pristine or self._storages]
-        twin._touching = None
-        if not self._pristine:
+        twin.used_at = list(self.used_at)
+        if keep and not self._pristine:
             twin.keep()
         return twin
 
@@ -133,13 +135,9 @@ class Inputs:
         args, kwargs = map_leaves(build, self._args), map_leaves(build, self._kwargs)
         return tuple(map(pack, args)), {name: pack(value) for name, value in kwargs.items()}
 
-    def use(self, places: Sequence[int]) -> None:
-        if self._touching is None:
-            bytes_of = [memory_of(storage) for storage in self._storages]
-            self._touching = [[bytes_of[piece.storage] for piece in planned.pieces] for planned in self._planned]
-        for place in places:
-            for memory in self._touching[place] if place < len(self._touching) else ():
-                memory.bitwise_or_(0)
+    def memory_of(self, number: int) -> list[torch.Tensor]:
+        """Return the memory of a tensor argument as bytes, for each of its parts."""
+        return [memory_of(self._storages[piece.storage]) for piece in self._planned[number].pieces]
 
     def keep(self) -> None:
         self._pristine = [storage.clone() for storage in self._storages]
@@ -149,6 +147,7 @@ class Inputs:
             if storage.nbytes() != pristine.nbytes():
                 storage.resize_(pristine.nbytes())
             storage.copy_(pristine)
+        self.is_changed = False
 
     def change(self, amount: float) -> None:
         """Change floating-point values slightly and at random."""

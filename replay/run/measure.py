@@ -14,14 +14,13 @@ from opgrip.errors import UserError
 from opgrip.platform.activity_records import records_work
 from opgrip.platform.machine import find_gpu
 from opgrip.replay.cases.cases import Case
-from opgrip.replay.cases.preceding_calls import PrecedingCalls, recent_bytes
+from opgrip.replay.cases.preceding_calls import PrecedingCalls
 from opgrip.replay.cases.selection import PointOptions
 from opgrip.replay.inputs.input_options import REPEATED
-from opgrip.replay.inputs.inputs import Inputs
 from opgrip.replay.modes import ModeOptions
 from opgrip.replay.operators.contexts import restored
 from opgrip.replay.operators.devices import check_use, synchronizer
-from opgrip.replay.operators.memory import Function, bytes_of
+from opgrip.replay.operators.memory import bytes_of
 from opgrip.replay.results.ratios import base_index, with_ratios, with_timing_clusters
 from opgrip.replay.results.results import LAUNCH_BOUND, Result
 from opgrip.replay.run.energy import Clocks, Energy, open_meter, warm_up
@@ -30,13 +29,14 @@ from opgrip.replay.run.preparation import Prepared, prepare, with_energy, with_p
 from opgrip.replay.run.untrusted import untrusted_processes
 from opgrip.replay.run.workload import Workload, failed
 from opgrip.replay.timing import pages
+from opgrip.replay.timing.caches import Caches
 from opgrip.replay.timing.concurrent import ConcurrentRun, measure_concurrently
 from opgrip.replay.timing.ranges import watched
 from opgrip.replay.timing.rounds import NO_ROW, Announce, FunctionGroup, Measurer
 from opgrip.replay.timing.samples import LEAST
 from opgrip.replay.timing.stopwatch import Stopwatch, empty_call_ns
-from opgrip.replay.timing.timed_functions import InputSet, TimedFunction
-from opgrip.replay.timing.timing_options import COLD, DISCRETE, PROGRAM, flusher
+from opgrip.replay.timing.timed_functions import TimedFunction
+from opgrip.replay.timing.timing_options import COLD, DISCRETE, PROGRAM, WARM
 
 
 def metered(number: int, groups: Sequence[FunctionGroup], workload: Workload, announce: Announce) -> dict[int, Energy]:
@@ -67,6 +67,8 @@ CASES, BYTES, LONG_US = 128, 1 << 30, 30e6
 SHARE = 0.25  # maximum share of the memory limit for the arguments of one window
 BEFORE_SHARE = 0.25  # share of a window's bytes that arguments of preceding calls may take in addition
 QUICK_US = 50_000  # maximum captured time in us of a preceding call; slower ones are not replayed
+
+SHORT_US = 1000  # captured time in us below which it matters whether the code of an operator is in a cache
 
 # rows of cases that were prepared before, by case number and row number
 CachedRows = Mapping[int, Mapping[int, Result]]
@@ -141,6 +143,7 @@ def _measure(
         if all(function is None for _, _, function in rows[case.number]):
             yield [row for _, row, _ in rows.pop(case.number)]
     prepared_cases = [(case, rows[case.number]) for case in cases if case.number in rows]
+    caches = None if workload.timing.caches == (WARM,) else Caches(workload.device)
     groups = {
         cache: _groups_with(cache, prepared_cases, workload, surroundings, announce, without)
         for cache in workload.timing.caches
@@ -168,12 +171,13 @@ def _measure(
             measurer = Measurer(
                 Stopwatch(workload.timing.exec_mode or DISCRETE, wait, empty_call_ns(wait), workload.device),
                 workload.request.effort,
-                flusher(workload.device) if cache == COLD else None,
+                None if cache == WARM else caches,
                 announce,
                 workload.request.inputs.seed,
                 is_throttled=lambda: clocks.is_throttled,
                 records=not workload.request.profiled and records_work(workload.device),
                 workers=untrusted_processes if workload.request.candidates.untrusted else None,
+                cold=cache == COLD,
             )
             for functions in measurer.in_rounds(same_cache) if cache == PROGRAM else measurer.one_by_one(same_cache):
                 number = functions[0].number
@@ -241,22 +245,13 @@ def _with_preceding_functions(
         timing=replace(workload.timing, backward=False, cache=(PROGRAM,)),
         memory=False,
     )
-    flush: Function | None = None
     for case in sorted(preceding, key=lambda case: sizes[case.number]):
         free_bytes -= sizes[case.number]
         if free_bytes < 0:
-            flush = flush or flusher(workload.device)
-            function_of_case[case.number] = _eviction(case, flush, workload)
-            continue
+            break
         prepared = prepare(replace(case, input_sets=()), plain, lambda number, _: announce(number, NO_ROW))
         function_of_case.update((case.number, function) for _, _, function in prepared if function is not None)
     return function_of_case
-
-
-def _eviction(case: Case, flush: Function, workload: Workload) -> TimedFunction:
-    return TimedFunction(
-        case.number, case.op, "", flush, [InputSet([Inputs((), {}, {}, workload.place, 0)])], False, None, 0
-    )
 
 
 def _groups(
@@ -266,14 +261,18 @@ def _groups(
     around: Mapping[int, TimedFunction],
 ) -> list[FunctionGroup]:
     groups: dict[str, FunctionGroup] = {}
-    cache_bytes = recent_bytes(workload.device) if surroundings.places else 0
     for case, prepared in rows:
-        places = surroundings.places_of(case, cache_bytes)
+        places = surroundings.places.get(case.number, ())
+        # other calls of the case, before a call, use other memory
+        copies = 1 + max((place.before.count(case.number) for place in places), default=0)
+        if case.captured_us < SHORT_US:
+            copies = max(copies, 2)
         for variant, _, function in prepared:
             if function is not None and variant.point.streams == 1:
                 context, grad = workload.context_of(case, variant), workload.wants_grad(case, variant.direction)
                 group = groups.setdefault(f"{sorted(context.items())} {grad}", FunctionGroup(context, grad, [], around))
                 function.places = places or function.places
+                function.copy_inputs(copies if places else 1)
                 group.functions.append(function)
     return list(groups.values())
 

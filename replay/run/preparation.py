@@ -13,6 +13,7 @@ import torch
 
 from opgrip.errors import cause_of
 from opgrip.replay.cases.cases import Case
+from opgrip.replay.cases.preceding_calls import used_bytes
 from opgrip.replay.cases.selection import BACKWARD, Variant
 from opgrip.replay.cases.unused_results import refused_argument, with_equivalents, with_gradients
 from opgrip.replay.checks.contract import check_contract
@@ -328,6 +329,7 @@ class _Preparation:
             mutates=mutates,
             fresh=fresh,
             result_bytes=result_bytes,
+            used_bytes=used_bytes(case.signature),
             enter=enter,
             enters_each_run=enters_each_run,
             row=variant.number,

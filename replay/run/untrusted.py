@@ -23,6 +23,7 @@ from opgrip.platform.contention import let_threads_sleep
 from opgrip.platform.sandbox import Child, Ended, check_bubblewrap
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.functions import strided_spec
+from opgrip.replay.cases.preceding_calls import CallPosition
 from opgrip.replay.cases.selection import Variant
 from opgrip.replay.checks.reference import Reference
 from opgrip.replay.checks.verdicts import ResultVerdict, WrongResultError
@@ -34,6 +35,7 @@ from opgrip.replay.operators.lookup import Operator, Unsupported
 from opgrip.replay.operators.memory import CallMemory, tensors_in
 from opgrip.replay.results.ratios import shares_of
 from opgrip.replay.run.workload import Workload
+from opgrip.replay.timing.caches import MemoryUse
 from opgrip.replay.timing.stopwatch import Stopwatch
 from opgrip.replay.timing.timed_functions import InputSet, Stratum, TimedFunction
 from opgrip.traces.codec.record_forms import to_json
@@ -286,9 +288,11 @@ class UntrustedCall:
     def __call__(self, *args: Any, **kwargs: Any) -> list[Any]:
         return self.results(self.run(args, kwargs))
 
-    def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> UntrustedRun:
+    def run(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], prepare: Callable[[], None] = lambda: None
+    ) -> UntrustedRun:
         try:
-            return self._run(args, kwargs)
+            return self._run(args, kwargs, prepare)
         except (UserError, WrongResultError):
             # the process may have ended, or send further messages
             end_process(self.candidate)
@@ -311,7 +315,15 @@ class UntrustedCall:
         except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, IndexError, OverflowError) as error:
             raise WrongResultError(f"its results cannot be read: {error}") from error
 
-    def _run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> UntrustedRun:
+    def copies(self, memory: Sequence[Tensor]) -> list[Tensor]:
+        process = process_of(self.candidate, self.workload)
+        return [
+            process.shared(offset, storage.nbytes())
+            for offset, storage in self._places
+            if any(part.untyped_storage()._cdata == storage._cdata for part in memory)
+        ]
+
+    def _run(self, args: Sequence[Any], kwargs: Mapping[str, Any], prepare: Callable[[], None]) -> UntrustedRun:
         process = process_of(self.candidate, self.workload)
         storages: dict[int, torch.UntypedStorage] = {}
         form_args, form_kwargs = ([_leaf(item, storages) for item in args], _leaf(dict(kwargs), storages))
@@ -332,6 +344,7 @@ class UntrustedCall:
         for offset, storage in self._places:
             process.shared(offset, storage.nbytes()).copy_(memory_of(storage))
         let_threads_sleep()
+        prepare()
         answer = process.ask({"do": "run", "seed": torch.initial_seed()})
         if not isinstance(answer, list) or not answer or type(answer[0]) is not int:
             raise WrongResultError("its process did not send how long the run took and where its results are in memory")
@@ -434,20 +447,34 @@ class UntrustedFunction(TimedFunction):
     def run_untimed(self, stopwatch: Stopwatch) -> None:
         self._run(0)
 
-    def time(
-        self, stopwatch: Stopwatch, flush: Callable[[], None] | None, recent: Sequence[int] = ()
-    ) -> tuple[Stratum, float]:
+    def time(self, stopwatch: Stopwatch, prepare: Callable[[], None]) -> tuple[Stratum, float]:
         stratum: Stratum = self.samples.next_stratum  # type: ignore[assignment]
         began = perf_counter_ns()
         try:
-            return (stratum[0], False), self._run(stratum[0])
+            return (stratum[0], False), self._run(stratum[0], prepare)
         finally:
             self.samples.spent_ns += perf_counter_ns() - began
 
-    def _run(self, index: int) -> float:
-        inputs = self._next_inputs(index)
+    def copy_inputs(self, count: int) -> None:
+        pass  # each run has new memory
+
+    def memory_uses(self, place: CallPosition, used: int, device: str) -> list[MemoryUse]:
+        assert self.inputs is not None, "they are drawn before"
+        # the copies have just been written
+        return [
+            MemoryUse.of(self.call.copies(self.inputs.memory_of(number)), distance, 0)
+            for number, distance in enumerate(place.distances)
+            if distance is not None
+        ]
+
+    def _run(self, index: int, prepare: Callable[[], None] = lambda: None) -> float:
+        self.inputs = inputs = self._next_inputs(index)
         args, kwargs = inputs.make()
-        run = self.call.run(args, kwargs)
+        self._ready.begin()
+        try:
+            run = self.call.run(args, kwargs, prepare)
+        finally:
+            self._ready.end()
         if self.check is None:
             self.overhead_ns.append(run.overhead_ns)
         elif self._checks < CERTAIN or not secrets.randbelow(CHECKED):

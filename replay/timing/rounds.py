@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from time import perf_counter_ns, sleep
 from typing import Any
@@ -21,6 +22,7 @@ from opgrip.replay.cases.preceding_calls import BEFORE, CallPosition
 from opgrip.replay.operators.contexts import restored
 from opgrip.replay.operators.devices import check_use, is_accelerator
 from opgrip.replay.operators.memory import is_out_of_memory
+from opgrip.replay.timing.caches import Caches, MemoryUse
 from opgrip.replay.timing.ranges import DELAY_KERNEL
 from opgrip.replay.timing.samples import FEWEST
 from opgrip.replay.timing.stopwatch import MemoryPace, Pace, Stopwatch
@@ -58,7 +60,8 @@ class FunctionGroup:
 class Measurer:
     """Times groups of functions.
 
-    flush : function that empties the caches before a run; None to leave them unchanged
+    caches : caches whose state before each run is that in the program; None to leave it unchanged
+    cold : True to empty the caches before each run instead
     announce : called before each run with case number and row index
     """
 
@@ -66,16 +69,19 @@ class Measurer:
         self,
         stopwatch: Stopwatch,
         effort: Effort,
-        flush: Callable[[], None] | None,
+        caches: Caches | None,
         announce: Announce,
         seed: int = 0,
         records: bool = False,
         is_throttled: Callable[[], bool] = lambda: False,
         workers: Callable[[], Iterable[int]] | None = None,
+        cold: bool = False,
     ) -> None:
         self.effort = effort
         self._stopwatch = stopwatch
-        self._flush = flush
+        self._caches = caches
+        self._cold = cold
+        self._just_run: deque[tuple[int, TimedFunction | None]] = deque(maxlen=BEFORE)
         self._announce = announce
         self._processor_pace = Pace()
         self._memory_pace = MemoryPace() if torch.device(stopwatch.device).type == "cpu" else None
@@ -185,9 +191,9 @@ class Measurer:
         with restored(group.settings), torch.set_grad_enabled(group.grad), recorded_work() as work:
             for number in range(1 + RECORDED):
                 for function in case.active if number < 2 or perf_counter_ns() < until_ns else ():
-                    self._run_before(place, group, function)
                     self._announce(function.number, function.row)
-                    span = function.time_apart(self._stopwatch, self._flush, place.recent)
+                    span = function.time_apart(self._stopwatch, partial(self._prepare, place, group, function))
+                    self._note(function)
                     spans += [(function, *span)] if number else []
         for function, began_ns, ended_ns in spans:
             own = [item for item in work if began_ns <= item.at_ns <= ended_ns and DELAY_KERNEL not in item.name]
@@ -209,7 +215,7 @@ class Measurer:
                 while case.needs_runs(self.effort):
                     for function in case.next_round(self._random):
                         if function.failure is None:
-                            self._run(function)
+                            self._run(function, group, NOWHERE)
                     self._check(all_of_them=False)
                 self._check()
 
@@ -222,24 +228,30 @@ class Measurer:
         ]
         # in the program's order, so that the calls to run before a call have mostly just run
         turns.sort(key=lambda turn: turn[0].position)
-        just_run: deque[tuple[int, TimedFunction | None]] = deque(maxlen=BEFORE)
+        self._just_run.clear()
         with restored(group.settings), torch.set_grad_enabled(group.grad):
             for place, function in turns:
-                if function.failure is not None:
-                    continue
-                if not _have_just_run(just_run, place, function):
-                    began = perf_counter_ns()
-                    self._run_before(place, group, function)
-                    just_run.extend((number, _before(number, group, function)) for number in place.before)
-                    function.samples.spent_ns += perf_counter_ns() - began
-                self._run(function, place)
-                just_run.append((function.number, function))
-                self._check(all_of_them=False)
+                if function.failure is None:
+                    self._run(function, group, place)
+                    self._check(all_of_them=False)
         self._check()
 
-    def _run_before(self, place: CallPosition, group: FunctionGroup, function: TimedFunction) -> None:
-        for number in place.before:
-            before = _before(number, group, function)
+    def _prepare(self, place: CallPosition, group: FunctionGroup, function: TimedFunction) -> None:
+        if self._caches is None:
+            return
+        if self._cold:
+            self._caches.empty()
+            return
+        functions = [(number, _before(number, group, function)) for number in place.before]
+        size = sum(before.used_bytes for _, before in functions if before is not None and before.failure is None)
+        run = partial(function.run_apart, partial(self._run_before, functions))
+        before = None if _have_just_run(self._just_run, place, function) else MemoryUse(size, run)
+        self._caches.restore(function.memory_uses(place, self._caches.used, self._stopwatch.device), before)
+        self._announce(function.number, function.row)
+
+    def _run_before(self, functions: Sequence[tuple[int, TimedFunction | None]]) -> None:
+        for number, before in functions:
+            self._just_run.append((number, before))
             if before is None or before.failure is not None:
                 continue
             self._announce(number, NO_ROW)
@@ -251,18 +263,27 @@ class Measurer:
                 self._stopwatch.synchronize()
             except Exception as error:
                 self._fail(before, error)
+            self._note(before)
 
-    def _run(self, function: TimedFunction, place: CallPosition = NOWHERE) -> None:
+    def _note(self, function: TimedFunction) -> None:
+        if self._caches is not None:
+            self._caches.note(function.used_bytes, function.inputs)
+            function.used_at = self._caches.used
+
+    def _run(self, function: TimedFunction, group: FunctionGroup, place: CallPosition) -> None:
         self._announce(function.number, function.row)
         began = perf_counter_ns()
         self._take_turns(function)
         function.samples.spent_ns += perf_counter_ns() - began
         is_watchful = self._note_waits()
         try:
-            stratum, time_ns = function.time(self._stopwatch, self._flush, place.recent)
+            stratum, time_ns = function.time(self._stopwatch, partial(self._prepare, place, group, function))
         except Exception as error:
             self._fail(function, error)
             return
+        finally:
+            self._note(function)
+            self._just_run.append((function.number, function))
         runs_ns = time_ns * function.block
         is_contended = is_watchful and self._watch.is_run_contended(self._recent_waits, runs_ns)
         if is_contended:

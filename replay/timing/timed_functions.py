@@ -5,15 +5,19 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from time import perf_counter_ns, time_ns
 from typing import Any, NamedTuple
+
+import torch
 
 from opgrip.platform.activity_records import LaunchedWork
 from opgrip.replay.cases.preceding_calls import CallPosition
 from opgrip.replay.inputs.inputs import Inputs
 from opgrip.replay.operators.memory import LARGE, Arguments, Function, is_out_of_memory, mostly_fresh, release_memory
 from opgrip.replay.timing import pages
+from opgrip.replay.timing.caches import MemoryUse
 from opgrip.replay.timing.ranges import BEFORE, DROPPED, READY, Range
 from opgrip.replay.timing.samples import FEWEST, Samples
 from opgrip.replay.timing.stopwatch import LaunchTime, Stopwatch, block_size, on_deeper_stack
@@ -22,8 +26,9 @@ from opgrip.replay.timing.timing_options import CONTINUOUS, GRAPH, Effort
 # maximum number of copies of arguments for a block of runs, and maximum number of bytes in all copies
 COPIES, COPIED_BYTES = 64, 256 << 20
 
+MOST_COPIED = 64 << 20  # maximum number of bytes of copies that runs use in turn
 MOST_SLOW = 3  # number of consecutive runs with slow page faults after which the last one counts
-NOWHERE = CallPosition(0, (), ())
+NOWHERE = CallPosition(0, ())
 
 Stratum = tuple[int, bool]  # the input set of a run, and True if its results were in new pages
 
@@ -42,8 +47,17 @@ class Run(NamedTuple):
 
 @dataclass(slots=True)
 class InputSet:
+    """Copies of the same inputs, and the arguments made from them if runs do not change them."""
+
     sets: list[Inputs]
     ready: list[Arguments] = field(default_factory=list)
+
+    def rotate(self, timed: Inputs | None = None) -> Inputs:
+        """Choose the copy that ran longest ago for the next run, if possible another one than `timed`."""
+        self.sets.append(self.sets.pop(0))
+        if self.ready:
+            self.ready.append(self.ready.pop(0))
+        return self.rotate() if self.sets[0] is timed else self.sets[0]
 
 
 @dataclass(slots=True)
@@ -55,6 +69,9 @@ class TimedFunction:
     shares : share of the program's calls that each input set represents; empty if all are equal
     exchanges : key of the functions of a case that have equal arguments and may exchange them; None for no exchange
     frames : number of frames to add to the C stack before the next timed run
+    used_bytes : number of bytes that a run uses
+    inputs : inputs of the latest run
+    recorded : for each recorded run after the timed ones, the work that it launched on the device
     """
 
     number: int
@@ -65,6 +82,9 @@ class TimedFunction:
     mutates: bool
     fresh: float | None
     result_bytes: int
+    used_bytes: int = 0
+    inputs: Inputs | None = None
+    used_at: int = 0
     enter: Callable[[Arguments], Arguments] | None = None
     enters_each_run: bool = False
     row: int = 0
@@ -90,7 +110,10 @@ class TimedFunction:
     _size: int = 1
     _launch: LaunchTime = field(default_factory=LaunchTime)
     _launch_apart: LaunchTime = field(default_factory=LaunchTime)
-    _graphs: dict[int, Any] = field(default_factory=dict)
+    _graphs: dict[tuple[int, int], Any] = field(default_factory=dict)
+    _timed: Inputs | None = None
+    _latest: Arguments = ((), {})
+    _input_set: InputSet = field(default_factory=lambda: InputSet([]))
     _faulted: bool = False
     _began_ns: int = 0
 
@@ -102,8 +125,19 @@ class TimedFunction:
         self._dropped = Range(DROPPED, self.category, self.number)
         if not self.mutates:
             for input_set in self.input_sets:
-                ready = input_set.sets[0].make()
-                input_set.ready = [ready if self.enter is None or self.enters_each_run else self.enter(ready)]
+                input_set.ready = [self._entered(inputs) for inputs in input_set.sets]
+
+    def copy_inputs(self, count: int) -> None:
+        """Let runs use up to `count` copies of the inputs in turn, because the program uses different memory."""
+        for input_set in self.input_sets:
+            while len(input_set.sets) < count and input_set.sets[0].nbytes * count <= MOST_COPIED:
+                input_set.sets.append(input_set.sets[0].copy(keep=self.mutates))
+                if not self.mutates:
+                    input_set.ready.append(self._entered(input_set.sets[-1]))
+
+    def _entered(self, inputs: Inputs) -> Arguments:
+        ready = inputs.make()
+        return ready if self.enter is None or self.enters_each_run else self.enter(ready)
 
     def fail(self, error: Exception, device: str) -> None:
         """Record an error and release the memory of the arguments and graphs; the function does not run again."""
@@ -122,8 +156,9 @@ class TimedFunction:
     def run_before(self, generator: Random) -> None:
         self._before.begin()
         try:
-            input_sets = generator.choice(self.partners or (self,)).input_sets
-            args, kwargs = self._arguments(input_sets[0], 1)[0]
+            input_set = generator.choice(self.partners or (self,)).input_sets[0]
+            self.inputs = input_set.rotate(self._timed)
+            args, kwargs = self._arguments(input_set, 1)[0]
             self.function(*args, **kwargs)
         finally:
             self._before.end()
@@ -141,13 +176,10 @@ class TimedFunction:
     def ready(self, count: int) -> list[Arguments]:
         return self._arguments(self.input_sets[0], count)
 
-    def time(
-        self, stopwatch: Stopwatch, flush: Callable[[], None] | None, recent: Sequence[int] = ()
-    ) -> tuple[Stratum, float]:
+    def time(self, stopwatch: Stopwatch, prepare: Callable[[], None]) -> tuple[Stratum, float]:
         """Time one run, or several together; return input set, whether results were in new pages, and ns of one run.
 
-        flush : function that empties the caches before the run; None to leave them unchanged
-        recent : indices of argument tensors to read first, so that they are in the cache
+        prepare : called before the run, to bring the caches into a state
         """
         began = perf_counter_ns()
         for attempt in range(1, MOST_SLOW + 1):
@@ -155,17 +187,18 @@ class TimedFunction:
             has_wanted = self.wanted is not None and self.samples.shares.get(self.wanted)
             next_stratum: Any = self.wanted if has_wanted else self.samples.next_stratum
             index, fresh = next_stratum
+            self._input_set = self.input_sets[index]
+            self.inputs = self._timed = inputs = self._input_set.rotate()
             graph = self._graph_of(index, stopwatch) if stopwatch.method == GRAPH else None
             runs = self._arguments(self.input_sets[index], self._size)
+            self._latest = runs[0]
+            prepare()
+            self.inputs = inputs
             if self.fresh is not None and pages.CONTROLLED:
                 if fresh:
                     pages.give_back()
                 elif self._faulted:
                     pages.touch(self.result_bytes)
-            if recent:
-                self.input_sets[index].sets[0].use(recent)
-            if flush is not None:
-                flush()
             self._ready.end()
             count = None if self.fresh is None else pages.FaultCount()
             self._began_ns = time_ns()
@@ -173,6 +206,9 @@ class TimedFunction:
             is_slow = count is not None and count.were_slow(run_ns * len(runs))
             if count is not None:
                 self._faulted = bool(mostly_fresh(count.faults * pages.PAGE, max(self.result_bytes * len(runs), LARGE)))
+            if self.mutates and self._size == 1:
+                # not before the next run, when the arguments would be in the cache
+                inputs.restore()
             if stopwatch.method == CONTINUOUS and self._size == 1:
                 self._size = min(block_size(run_ns), self.most_in_block())
             if not is_slow or attempt == MOST_SLOW:
@@ -182,17 +218,55 @@ class TimedFunction:
         self.samples.spent_ns += perf_counter_ns() - began
         return (index, self._faulted), run_ns
 
-    def time_apart(
-        self, stopwatch: Stopwatch, flush: Callable[[], None] | None, recent: Sequence[int] = ()
-    ) -> tuple[int, int]:
+    def time_apart(self, stopwatch: Stopwatch, prepare: Callable[[], None]) -> tuple[int, int]:
         state = self._size, self._launch, self.samples.spent_ns
         # launches take longer while a profiler records them
         self._size, self._launch = 1, self._launch_apart
         try:
-            self.time(stopwatch, flush, recent)
+            self.time(stopwatch, prepare)
         finally:
             self._size, self._launch, self.samples.spent_ns = state
         return self._began_ns, time_ns()
+
+    def memory_uses(self, place: CallPosition, used: int, device: str) -> list[MemoryUse]:
+        """Return the uses of the next run's memory in the program, before the call.
+
+        used : number of bytes that this process has used
+        """
+        assert self.inputs is not None, "they are chosen before"
+        inputs = self.inputs
+        uses = [
+            MemoryUse.of(inputs.memory_of(number), distance, used - inputs.used_at[number])
+            for number, distance in enumerate(place.distances)
+            if distance is not None
+        ]
+        if place.of_result is not None and self.result_bytes:
+            uses.append(MemoryUse(self.result_bytes, partial(_write, self.result_bytes, device), place.of_result))
+        if self.enter is not None and uses:
+            # it has memory of its own, which was just written, or which only a run uses
+            distance = max(use.distance for use in uses)
+            if self.enters_each_run or self.mutates:
+                uses.append(MemoryUse(0, lambda: None, distance, 0))
+            else:
+                uses.append(MemoryUse(self.used_bytes, self._run_again, distance, used - self.used_at))
+        elif place.of_code is not None and len(self._input_set.sets) > 1:
+            uses.append(MemoryUse(self.used_bytes, self._run_other, place.of_code, used - self.used_at))
+        return uses
+
+    def run_apart(self, run: Callable[[], None]) -> None:
+        """Run other calls while this one is made ready."""
+        self._ready.end()
+        run()
+        self._ready.begin()
+
+    def _run_again(self) -> None:
+        args, kwargs = self._latest
+        self.function(*args, **kwargs)
+
+    def _run_other(self) -> None:
+        self._input_set.rotate(self._timed)
+        args, kwargs = self._arguments(self._input_set, 1)[0]
+        self.function(*args, **kwargs)
 
     def keep(self, run: Run, slowed: bool = False) -> None:
         self.samples.add(run.stratum, run.time_ns)
@@ -220,9 +294,10 @@ class TimedFunction:
         return max(1, min(COPIES, COPIED_BYTES // size))
 
     def _graph_of(self, index: int, stopwatch: Stopwatch) -> Any:
-        if index not in self._graphs:
-            self._graphs[index] = stopwatch.capture(self.function, self._arguments(self.input_sets[index], self._size))
-        return self._graphs[index]
+        key = index, id(self.input_sets[index].sets[0])
+        if key not in self._graphs:
+            self._graphs[key] = stopwatch.capture(self.function, self._arguments(self.input_sets[index], self._size))
+        return self._graphs[key]
 
     def _shares(self) -> dict[Any, float]:
         share = self.fresh or 0.0
@@ -234,16 +309,23 @@ class TimedFunction:
 
     def _arguments(self, input_set: InputSet, count: int) -> list[Arguments]:
         if not self.mutates:
-            ready = input_set.ready * count
+            ready = input_set.ready[:1] * count
             if self.enter is None or not self.enters_each_run:
                 return ready
         else:
             while len(input_set.sets) < count:
                 input_set.sets.append(input_set.sets[0].copy())
             for inputs in input_set.sets[:count]:
-                inputs.restore()
+                if inputs.is_changed:
+                    inputs.restore()
+                inputs.is_changed = True
             ready = [inputs.make() for inputs in input_set.sets[:count]]
         return ready if self.enter is None else [self.enter(arguments) for arguments in ready]
+
+
+def _write(size: int, device: str) -> None:
+    # a result of this size gets the memory that is freed here
+    torch.empty(size, dtype=torch.uint8, device=device).fill_(0)
 
 
 def paired_runs(runs: Sequence[Run], base: Sequence[Run]) -> list[tuple[Run, Run]]:

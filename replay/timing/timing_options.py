@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from opgrip.cli.command import not_negative, positive
@@ -13,25 +12,6 @@ from opgrip.errors import UserError
 
 PROGRAM, WARM, COLD = "program", "warm", "cold"
 CACHES = (PROGRAM, WARM, COLD)
-# maximum number of bytes that are written to flush a cache, because some machines report the sum of many caches
-MOST = 512 << 20
-
-
-def flusher(device: str) -> Callable[[], None]:
-    """Return a function that evicts the data in a device's last-level cache by writing to other memory."""
-    import torch
-
-    from opgrip.platform.machine import last_cache_bytes
-
-    size = min(2 * last_cache_bytes(device), MOST)
-    buffer = torch.empty(size, dtype=torch.uint8, device=device)
-
-    def flush() -> None:
-        buffer.fill_(0)
-
-    return flush
-
-
 DISCRETE, CONTINUOUS, EVENTS, GRAPH = "discrete", "continuous", "events", "graph"
 METHODS = (DISCRETE, CONTINUOUS, EVENTS, GRAPH)
 SEQUENCE = "sequence"  # timing method of calls that were timed within a step replay

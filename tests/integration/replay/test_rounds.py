@@ -20,17 +20,18 @@ from opgrip.capture import Capture
 from opgrip.platform.contention import Waits
 from opgrip.platform.machine import last_cache_bytes
 from opgrip.replay.cases.cases import Case, make_cases
-from opgrip.replay.cases.preceding_calls import BEFORE, FLUSHING_BYTES, make_preceding_calls, recent_bytes
+from opgrip.replay.cases.preceding_calls import BEFORE, make_preceding_calls
 from opgrip.replay.inputs.inputs import Inputs, device_map
 from opgrip.replay.operators.lookup import Operator
 from opgrip.replay.results.results import Result
 from opgrip.replay.run.measure import measure_cases
 from opgrip.replay.timing import pages, rounds, stopwatch
+from opgrip.replay.timing.caches import Caches, MemoryUse
 from opgrip.replay.timing.rounds import FunctionGroup, Measurer
 from opgrip.replay.timing.samples import MOST_CONTENDED
 from opgrip.replay.timing.stopwatch import Stopwatch, block_size
 from opgrip.replay.timing.timed_functions import InputSet, TimedFunction
-from opgrip.replay.timing.timing_options import COLD, CONTINUOUS, DISCRETE, WARM, Effort, flusher
+from opgrip.replay.timing.timing_options import COLD, CONTINUOUS, DISCRETE, WARM, Effort
 from opgrip.traces import load
 from opgrip.traces.schema.arguments import TensorSpec
 
@@ -58,8 +59,14 @@ def timed_function_of(function: Callable[..., Any], mutates: bool = False, **res
     return TimedFunction(0, "tested", "eager", function, [InputSet([inputs])], mutates, **options)
 
 
-def measurer_of(effort: Effort, announce: Any = None, method: str = DISCRETE, flush: Any = None) -> Measurer:
-    return Measurer(Stopwatch(method, lambda: None, 0.0), effort, flush, announce or (lambda number, row: None))
+def measurer_of(effort: Effort, announce: Any = None, method: str = DISCRETE, **options: Any) -> Measurer:
+    return Measurer(
+        Stopwatch(method, lambda: None, 0.0),
+        effort,
+        options.pop("caches", None),
+        announce or (lambda number, row: None),
+        **options,
+    )
 
 
 def measure(function: TimedFunction, method: str = DISCRETE, effort: Effort = FEW, announce: Any = None) -> None:
@@ -284,46 +291,61 @@ def test_case_runs_after_its_preceding_calls_of_the_program(tmp_path: Path) -> N
     announced: list[str] = []
     settings = settings_of(warmup=0, iterations=4)
     rows_of([wanted], settings, surroundings, lambda number, row: announced.append(op[number]))
-    rounds_of = announced[-(BEFORE + 1) * 4 :]
-    assert rounds_of == ["cos", "tan", "exp", "neg", "abs"] * 4
+    # the case is announced again after the calls before it
+    rounds_of = announced[-(BEFORE + 2) * 4 :]
+    assert rounds_of == ["abs", "cos", "tan", "exp", "neg", "abs"] * 4
 
 
-def test_preceding_calls_start_with_the_last_call_that_flushes_the_cache(tmp_path: Path) -> None:
-    small, large = torch.ones(5), torch.ones(FLUSHING_BYTES // 8)
-
-    def program() -> None:
-        small.neg()
-        small.tan()
-        large.abs()
-        small.exp()
-        small.sin()
-
-    cases = cases_of(tmp_path, program)
-    op = {case.number: case.op.split(".")[1] for case in cases}
-    surroundings = make_preceding_calls(load(tmp_path / "t.jsonl"))
-    before = {op[case.number]: surroundings.places[case.number][0].before for case in cases}
-    assert [op[number] for number in before["sin"]] == ["abs", "exp"]
-    assert [op[number] for number in before["abs"]] == ["neg", "tan"]
-
-
-def test_recently_used_arguments_are_found_by_bytes_in_between(tmp_path: Path) -> None:
-    weights, other = torch.ones(1 << 20), torch.ones(1 << 22)
+def test_memory_distances_are_the_bytes_that_the_program_used_since(tmp_path: Path) -> None:
+    weights, other, table = torch.ones(1 << 20), torch.ones(1 << 22), torch.ones(1 << 18, 16)
 
     def program() -> None:
         weights.neg()
         other.neg()
         hidden = torch.ones(1000).sin()
         hidden * weights[:1000]
+        table[torch.arange(10)]
 
     cases_of(tmp_path, program)
     trace = load(tmp_path / "t.jsonl")
-    surroundings, near = make_preceding_calls(trace), recent_bytes("cpu")
-    case_of = {case.op: case for case in make_cases(trace)}
-    (place,) = surroundings.places_of(case_of["aten.mul.Tensor"], near)
-    # the first argument was just created; the other was last read 32 MB of other data ago, and a view of it reads
-    # nothing
-    assert place.recent == (0,)
-    assert surroundings.places_of(case_of["aten.slice.Tensor"], near)[0].recent == ()
+    places = make_preceding_calls(trace).places
+    place = {case.op: places[case.number][0] for case in make_cases(trace)}
+    # the first argument was just created; the other was read before 16 MB of other data and their negatives
+    new, old = place["aten.mul.Tensor"].distances
+    assert new == 0
+    assert old is not None
+    assert 4 * other.nbytes > old >= 2 * other.nbytes
+    # its result gets the memory that the argument of the sine had
+    assert place["aten.mul.Tensor"].of_result == 0
+    # its rows are used in any order
+    assert (place["aten.index.Tensor"].distances[0] or 0) > table.nbytes - 1000
+
+
+@pytest.mark.parametrize("runs_before", [False, True])
+def test_memory_is_used_in_the_programs_order_before_a_run(runs_before: bool) -> None:
+    caches, used = Caches("cpu"), []
+    most, before = caches.most, MemoryUse(3 << 20, lambda: used.append("before"))
+
+    def use(name: str, distance: int, age: int) -> MemoryUse:
+        return MemoryUse(1 << 20, lambda: used.append((name, caches.used >> 20)), distance, age)
+
+    uses = [use("near", 1 << 20, 0), use("far", 9 << 20, most), use("cold", most, 0)]
+    caches.restore(uses, before if runs_before else None)
+    # what is to be cold is used up to 10 MB before, then there are 9 MB in between
+    first = (most >> 20) - 10
+    between = [] if runs_before else [("near", first + 1 + 7)]
+    assert used == ([("far", first), "before", ("near", first + 1 + 6)] if runs_before else [("far", first), *between])
+    used.clear()
+    caches.restore([use("near", 1 << 20, 1 << 20), use("cold", most, most)], None)
+    assert used == []
+
+
+@pytest.mark.usefixtures("quiet")
+def test_caches_are_emptied_before_a_cold_run(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+    function, caches = timed_function_of(lambda _: clock.pass_by(7)), Caches("cpu")
+    list(measurer_of(FEW, caches=caches, cold=True).one_by_one([FunctionGroup({}, False, [function])]))
+    assert caches.used >= len(function.runs) * last_cache_bytes("cpu")
+    assert [run.time_ns for run in function.runs] == [7] * 4
 
 
 FRESH_OR_USED = """
@@ -347,18 +369,6 @@ def test_results_get_new_memory_in_the_recorded_share_of_runs(share: float) -> N
     folders = os.pathsep.join((str(Path(__file__).parent), SUPPORT_PATH, str(ROOT / "benchmarks")))
     done = run_python("-c", FRESH_OR_USED, share, env={**os.environ, "PYTHONPATH": folders})
     assert int(done.stdout) >= 9, done.stderr
-
-
-@pytest.mark.usefixtures("quiet")
-def test_flush_is_larger_than_the_cache_and_not_timed(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
-    assert last_cache_bytes("cpu") >= 1 << 18
-    flushed: list[int] = []
-    monkeypatch.setattr(torch.Tensor, "fill_", lambda self, value: flushed.append(self.numel()) or clock.pass_by(1000))
-    function = timed_function_of(lambda _: clock.pass_by(7))
-    list(measurer_of(FEW, flush=flusher("cpu")).one_by_one([FunctionGroup({}, False, [function])]))
-    assert len(flushed) == 4
-    assert min(flushed) >= min(2 * last_cache_bytes("cpu"), 512 << 20)
-    assert [run.time_ns for run in function.runs] == [7] * 4
 
 
 @pytest.mark.usefixtures("quiet")

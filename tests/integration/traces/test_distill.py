@@ -14,7 +14,7 @@ from several_traces import small_trace
 from opgrip.errors import UserError
 from opgrip.replay import replay
 from opgrip.replay.cases.cases import make_cases
-from opgrip.replay.cases.preceding_calls import RECENT_BYTES, CallPosition, make_preceding_calls
+from opgrip.replay.cases.preceding_calls import CallPosition, make_preceding_calls
 from opgrip.replay.outcome import Results
 from opgrip.replay.results.origins import Origin
 from opgrip.traces import Trace, load
@@ -208,15 +208,22 @@ def test_chosen_case_keeps_the_calls_around_it(tmp_path: Path) -> None:
         assert bool(case.input_sets) == bool(same.input_sets)
         assert case.captured_us == pytest.approx(times[case.key], rel=1e-3)
         assert (case.fresh or 0) == pytest.approx(same.fresh or 0, abs=0.4)
-        places = described(part, around_part.places_of(case, RECENT_BYTES))
+        places = described(part, around_part.places[case.number])
         assert 0 < len(places) <= IN_PROGRAM.places
-        known = described(whole, around_whole.places_of(same, RECENT_BYTES))
+        known = described(whole, around_whole.places[same.number])
         assert any(place in known for place in places), case.op
+
+
+RECENT = 8 << 20
 
 
 def described(trace: Trace, places: Sequence[CallPosition]) -> list[tuple[object, ...]]:
     ops = {signature.number: (signature.op, repr(signature.args)[:40]) for signature in trace.signatures}
-    return [(tuple(ops[number] for number in place.before), place.recent) for place in places]
+    near = [
+        tuple(number for number, distance in enumerate(place.distances) if (distance or RECENT) < RECENT)
+        for place in places
+    ]
+    return [(tuple(ops[number] for number in place.before), own) for place, own in zip(places, near, strict=True)]
 
 
 def test_invalid_distilled_field_is_refused_in_one_line(results: Results) -> None:

@@ -1,0 +1,131 @@
+"""The state of a device's caches before a timed run: as before the call in the program, or cold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from time import perf_counter_ns
+
+import torch
+
+from opgrip.platform.machine import last_cache_bytes, measure_once
+from opgrip.replay.inputs.inputs import Inputs
+
+MOST = 256 << 20  # maximum size of a cache in bytes, because some machines report the sum of many caches
+PARTS, READS = 8, 5  # number of sizes at which reading is timed, up to the size of the last cache, and of reads
+ROW = 64 << 10  # bytes of a row of the buffer that is read
+NEAR_BYTES, NEAR_SHARE = 256 << 10, 0.2  # bytes, and share of a distance, by which a distance may be off
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """A use of memory before a timed run.
+
+    size : number of bytes that it uses
+    distance : number of bytes of other memory that are used between it and the run
+    age : number of bytes that were used since the memory's last use; None if unknown
+    """
+
+    size: int
+    use: Callable[[], object]
+    distance: int = 0
+    age: int | None = None
+
+    @classmethod
+    def of(cls, memory: Sequence[torch.Tensor], distance: int, age: int) -> MemoryUse:
+        return cls(sum(part.numel() for part in memory), partial(_use, memory), distance, age)
+
+    def is_near(self, most: int) -> bool:
+        near = max(NEAR_BYTES, NEAR_SHARE * self.distance)
+        return self.age is None or abs(min(self.age, most) - min(self.distance, most)) <= near
+
+
+class Caches:
+    """Counts the memory that is used, on which the state of the caches depends.
+
+    most : number of bytes whose use evicts all other data
+    used : number of bytes that were used so far
+    """
+
+    def __init__(self, device: str) -> None:
+        self.most = 2 * _usable_cache(device)
+        self.used = 0
+        self._buffer = torch.zeros(2 * self.most // ROW, ROW // 4, dtype=torch.float32, device=device)
+        self._next = 0
+
+    def note(self, size: int, inputs: Inputs | None) -> None:
+        """Count the use of `size` bytes, among them the memory of `inputs`."""
+        self.used += size
+        if inputs is not None:
+            inputs.used_at = [self.used] * len(inputs.used_at)
+
+    def empty(self) -> None:
+        self._read(self.most)
+
+    def restore(self, uses: Sequence[MemoryUse], before: MemoryUse | None) -> None:
+        """Use memory in the order in which the program used it before a call, and as much other memory in between.
+
+        before : run of the calls before the call; None if they have just run
+        """
+        if before is None and all(use.is_near(self.most) for use in uses):
+            return
+        near = sorted((use for use in uses if use.distance < self.most), key=lambda use: -use.distance)
+        needs = [use.distance + use.size for use in near] + [0]
+        before_size = 0 if before is None else before.size
+        after = max([before_size, *needs])
+        ages = [use.age for use in uses if use.distance >= self.most and use.age is not None]
+        self._read(self.most - min(ages, default=self.most) - after)
+        for use, need in zip(near, needs[1:], strict=True):
+            if before is not None and use.distance < before_size / 2:
+                before.use()
+                before = None
+            use.use()
+            self.used += use.size
+            if before is not None or not before_size:
+                self._read(use.distance - max(need, before_size))
+        if before is not None:
+            before.use()
+
+    def _read(self, size: int) -> None:
+        # each time the next part of the buffer, so that none of it is in a cache
+        count = min(size, self.most) // ROW
+        if count <= 0:
+            return
+        if self._next + count > len(self._buffer):
+            self._next = 0
+        # several rows at a time, as matrix products read them, which evicts more than one after the other
+        self._buffer[self._next : self._next + count].sum(0)
+        self._next += count
+        self.used += count * ROW
+
+
+def _use(memory: Sequence[torch.Tensor]) -> None:
+    for part in memory:
+        # reads and writes, without changing a value
+        part.bitwise_or_(0)
+
+
+def _usable_cache(device: str) -> int:
+    # the part of the last cache that a process gets, because others may share the cache
+    size = min(last_cache_bytes(device), MOST)
+    if torch.device(device).type != "cpu":
+        return size
+    return int(measure_once("usable bytes of the last cache", device, lambda: (_measure_usable(size),))[0])
+
+
+def _measure_usable(size: int) -> int:
+    rates = {part: _read_rate(size * part // PARTS) for part in (*range(1, PARTS + 1), 4 * PARTS)}
+    # halfway between the rates of the cache and of the memory, as ratios
+    least = math.sqrt(max(rates.values()) * rates[4 * PARTS])
+    return size * max(part for part in range(1, PARTS + 1) if part <= 2 or rates[part] >= least) // PARTS
+
+
+def _read_rate(size: int) -> float:
+    data, best_ns = torch.zeros(size // 4), math.inf
+    for _ in range(READS):
+        began = perf_counter_ns()
+        data.sum()
+        best_ns = min(best_ns, perf_counter_ns() - began)
+    return size / best_ns
