@@ -450,5 +450,5 @@ def test_saving_is_confirmed_by_a_replay_of_the_whole_step(tmp_path: Path) -> No
 
 
 def test_functions_of_this_process_cannot_be_confirmed(trace: Path) -> None:
-    with pytest.raises(UserError, match="name them as text"):
+    with pytest.raises(UserError, match="name them by file and function"):
         judge({SOFTMAX: OPERATOR}, trace, confirm=True)

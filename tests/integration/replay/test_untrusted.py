@@ -174,7 +174,7 @@ def test_detached_process_is_stopped(trace: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_functions_of_this_process_cannot_be_untrusted(trace: Path) -> None:
-    with pytest.raises(UserError, match="name them as text"):
+    with pytest.raises(UserError, match="name them by file and function"):
         judge({SOFTMAX: torch.softmax}, trace, untrusted=True)
 
 
