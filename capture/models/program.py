@@ -36,7 +36,7 @@ def load_weights(model: nn.Module, path: Path) -> None:
     except (RuntimeError, TypeError, AttributeError) as error:
         reason = shortened(" ".join(str(error).split()), 300)
         raise UserError(
-            f"{path} does not fit {type(model).__name__}", f"choose a checkpoint of this model: {reason}"
+            f"{path} does not fit {type(model).__name__}: {reason}", "choose a checkpoint of this model"
         ) from error
 
 
@@ -59,7 +59,9 @@ class ModelProgram:
 
 
 def under_autocast(program: ModelProgram, dtype: str | None) -> ModelProgram:
-    """Return a program whose model runs under `torch.autocast` with `dtype`, or the same program if that is None."""
+    """Return a program whose model runs under `torch.autocast` with `dtype`; without a dtype, return the same
+    program.
+    """
     if dtype is None:
         return program
 

@@ -51,7 +51,7 @@ def check_flight(last: int | None, path: object, values: str, device_time: str, 
     if has_limits:
         raise UserError(
             "--max-calls, --max-bytes and --max-memory end a recording, but --last records until the program ends",
-            "leave out one",
+            "leave out --last, or the limits",
         )
 
 

@@ -31,7 +31,10 @@ def check(trace: str | Path | None, force: bool) -> None:
 
 def path_beside(trace: str | Path) -> Path:
     if str(trace) == "-":
-        raise UserError("full values need a file next to the trace", "name a file for it with --output")
+        raise UserError(
+            "full values are stored in a file next to the trace, but the trace goes to standard output",
+            "name a file for the trace with --output",
+        )
     return values_path(Path(trace))
 
 

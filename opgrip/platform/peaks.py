@@ -119,7 +119,7 @@ def to_json(peaks: Peaks) -> dict[str, Any]:
 
 def from_json(fields: dict[str, Any]) -> Peaks:
     if fields["form"] != FORM:
-        raise ValueError(f"the file has form {fields['form']}, expected {FORM}")
+        raise ValueError(f"the file has format version {fields['form']}, but this opgrip reads version {FORM}")
     peaks = msgspec.convert(fields, Peaks, strict=False, str_keys=True)
     if not peaks.levels or peaks.levels[-1].size is not None:
         raise ValueError("the file has no peak bandwidth of main memory")

@@ -60,8 +60,8 @@ def prepare_diff(parser: argparse.ArgumentParser) -> None:
         default=(),
         metavar="KINDS",
         help="exit with status 1 if there are differences of these kinds, separated by commas: came (signatures only "
-        "in B), went (only in A), counts (of calls), shares (of the time of signatures), values (statistics of them), "
-        f"operators (shares of the time of operators), or {ANY}",
+        "in B), went (signatures only in A), counts (numbers of calls), shares (each signature's share of the time), "
+        f"values (statistics of tensor values), operators (each operator's share of the time), or {ANY}",
     )
     parser.add_argument(
         "--counts",

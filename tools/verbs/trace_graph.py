@@ -191,7 +191,7 @@ def prepare_ranks(parser: argparse.ArgumentParser) -> None:
         type=positive,
         default=12,
         metavar="N",
-        help="number of rows in the tables of pairs of ranks and of collectives (default: %(default)s)",
+        help="number of rows in each of two tables: pairs of ranks, and collectives (default: %(default)s)",
     )
     parser.add_argument("--json", action="store_true", help="print the tables as JSON")
     add_output(parser, "write all tables to a .json file, or the table of ranks to a .csv file")

@@ -246,7 +246,7 @@ def test_opcapture_stores_the_weights_and_reports_it(tmp_path: Path, suffix: str
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["-o", "-"], "full values need a file next to the trace"),
+        (["-o", "-"], "full values are stored in a file next to the trace"),
         (["-o", "t.jsonl"], "t.values.safetensors exists"),
     ],
 )
