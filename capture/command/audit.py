@@ -58,7 +58,7 @@ def differences(torch_counts: Mapping[str, int], trace_counts: Mapping[str, int]
 
 
 def form_of(name: str) -> str:
-    """Return the name under which all variants of an operator are counted: `aten::add` for `aten::add_`."""
+    """Return the name under which an operator's variants are counted: `aten::add` for `aten::add_`."""
     if name.endswith("_") and not name.endswith("__"):
         name = name[:-1]
     return SAME.get(name, name)

@@ -132,7 +132,6 @@ def capture_steps(capture: Capture, program: ModelProgram, args: argparse.Namesp
 def warm_up(
     program: ModelProgram, args: argparse.Namespace, advance: Callable[[], None] = lambda: None, learned: int = 0
 ) -> list[Any]:
-    """Run the warm-up steps except the last `learned` ones; return the inputs of all remaining steps."""
     for _ in range(args.warmup - learned):
         run_step(program, program.inputs())
         advance()

@@ -239,7 +239,7 @@ LOW = 0.25  # quantile of the measured times; a low one, because other work on t
 
 
 def own_cost() -> CaptureCost:
-    """Return the time that recording adds to a call that recurs, measured now or earlier on this machine."""
+    """Return the time that recording adds to a repeated call, measured now or earlier on this machine."""
     operator_ns, between_ns = measure_once("cost of capture", "cpu", _measure)
     return CaptureCost(operator_ns, between_ns)
 

@@ -1,4 +1,4 @@
-"""A gripped function and its recorded calls, each of which is the first call of its signature."""
+"""A gripped function and its recorded calls."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ _own = threading.local()
 
 @contextmanager
 def own_work() -> Iterator[None]:
-    """Do not record the operators that this thread calls inside the block."""
+    """Do not record the operators that this thread calls inside the `with` block."""
     if at_own_work():
         yield
         return
@@ -231,7 +231,7 @@ class Keep:
 
 @dataclass(slots=True)
 class Keeper:
-    """Records calls of one gripped function, all with different signatures.
+    """Records calls of one gripped function, one for each signature.
 
     filled : called with this object when enough calls are recorded
     """

@@ -42,7 +42,7 @@ KEEP = Keep()
 class Grips:
     """Context manager that grips functions that match patterns, also in modules loaded later.
 
-    refused : reason by name of a function, pattern or module
+    refused : by name of a function, pattern or module, the reason why nothing was gripped
     """
 
     def __init__(

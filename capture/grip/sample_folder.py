@@ -594,7 +594,7 @@ def as_it_ran(call: GrippedCall) -> Iterator[None]:
 
 
 class RecordedSample:
-    """A sample written by `grip`, whose code the constructor runs."""
+    """A sample written by `grip`; the constructor runs its code."""
 
     def __init__(self, folder: str | Path) -> None:
         self._opened = open_sample(Path(folder))

@@ -232,7 +232,6 @@ class Launch:
     """A launch of a Triton kernel in the form in which a trace records it.
 
     name : `module:function` of the kernel
-    repeat_grid : returns the grid again that the program's own function for the grid returned
     """
 
     name: str

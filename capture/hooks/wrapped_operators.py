@@ -105,7 +105,6 @@ def _look(
 def higher_order_node(
     recorder: Recorder, mode: ThreadMode, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: int
 ) -> CallNode | None:
-    """Return a node for a call of a higher-order operator, such as `torch.cond` or `flex_attention`."""
     if mode.place.inside is not None and not mode.place.gripped:
         return None
     code = own_code(func, args, kwargs)

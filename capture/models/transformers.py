@@ -182,7 +182,7 @@ def _class_named(package: Any, name: str) -> Any:
 def make_config(model_class: type[Any], cfg_options: Sequence[str], sizes: Mapping[str, Any]) -> Any:
     """Build the config of a model class.
 
-    cfg_options : `key=value` each, with dots for nested configs; or `small`, for few and narrow layers
+    cfg_options : texts such as `key=value` or `nested.key=value`; or `small`, for few and narrow layers
     """
     config_class: Any = model_class.config_class
     default = _build_config(config_class, {}, model_class.__name__)

@@ -95,8 +95,6 @@ class Agent:
     ) -> dict[str, Any]:
         """Record steps as requested; return a dictionary with the trace's `file` and the numbers of `steps` and
         `calls`.
-
-        armed : called with the recording once it can begin at the next step
         """
         asked_ns = time.perf_counter_ns()
         _wait_for_torch(request.wait_s)

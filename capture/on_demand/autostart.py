@@ -25,7 +25,7 @@ LINE = (
 
 
 def startup_file() -> Path:
-    """Return the path of the `.pth` file by which this Python starts agents."""
+    """Return the path of the `.pth` file that starts agents in this Python."""
     return Path(sysconfig.get_path("purelib")) / FILE
 
 

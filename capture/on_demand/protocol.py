@@ -76,7 +76,7 @@ def peer_of(link: socket.socket) -> tuple[int, int] | None:
 
 
 def may_ask(link: socket.socket) -> bool:
-    """Return False if the process at the other end of a connection belongs to a user other than this one and root."""
+    """Return False if the process at the other end of a connection belongs to another user, except root."""
     peer = peer_of(link)
     # without peer credentials, the folder and the socket are private to the user
     return peer is None or peer[1] in (os.geteuid(), 0)
@@ -206,7 +206,7 @@ def make_folder() -> Path:
 
 
 def check_private(folder: Path) -> None:
-    """Raise `UserError` if a path is not a folder that is closed to other users."""
+    """Raise `UserError` unless a path is a folder that is closed to other users."""
     about = folder.lstat()
     if not stat.S_ISDIR(about.st_mode):
         raise UserError(f"{folder} is not a folder", "remove it")

@@ -56,7 +56,7 @@ class Extent:
 
 
 class ThreadLife:
-    """Object that identifies a thread and ends with it, because a thread's number may be used again."""
+    """Identifies a thread; unlike a thread's number, it is never used again."""
 
     __slots__ = ("__weakref__",)
 
@@ -152,7 +152,7 @@ class StepRecording:
             self._check_end()
 
     def abandon(self) -> None:
-        """Stop in a forked process, where locks may be held by threads that no longer exist."""
+        """End the recording in a forked child process."""
         self._lock = threading.Lock()
         self.done = threading.Event()
         self.done.set()
@@ -184,9 +184,7 @@ class _MarkingThread(threading.local):
 
 
 class ProgramSteps:
-    """Detects the steps that a program marks: each lasts from a thread's call of `opgrip.capture.step()` to its
-    next.
-    """
+    """Detects the steps that a program marks with calls of `opgrip.capture.step()`."""
 
     def __init__(self, recording: StepRecording) -> None:
         self.recording = recording
@@ -352,7 +350,7 @@ class ThreadStep:
 
 
 class StepCapture(Capture):
-    """A capture that records each thread from the start to the end of its steps, and not between them."""
+    """A capture that records each thread only during its steps."""
 
     def __init__(self, path: Path, warmup: bool, **options: Any) -> None:
         # records of kernels begin and end in one thread, and a step may run in any
@@ -412,10 +410,6 @@ class StepCapture(Capture):
             self._recorder.budget.leave_steps()
 
     def enter_step(self, nested: bool, label: str | None) -> ThreadStep:
-        """Start recording this thread.
-
-        nested : True if the step is sure to end before every dispatch mode that is on now
-        """
         if not nested and innermost_mode() is not None:
             raise RuntimeError("a torch dispatch mode of the program is active and might end before the step")
         with self._hooks_lock:

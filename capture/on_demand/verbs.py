@@ -73,7 +73,7 @@ class RecordableProcess:
         return str(self.about.get("name", "?"))
 
     def is_worker_of(self, other: RecordableProcess) -> bool:
-        """Return True if `other` started this process under its own name and rank, for example as a data loader."""
+        """Return True if `other` started this process, and both have the same name and rank."""
         return self.about.get("parent") == other.pid and (self.name, self.rank) == (other.name, other.rank)
 
     @property

@@ -21,7 +21,7 @@ _SAME = nullcontext()
 
 
 def accelerators() -> tuple[str, ...]:
-    """Return the types of accelerators that captures support, such as `cuda`, whether or not this machine has one."""
+    """Return the types of accelerators that captures support, such as `cuda`."""
     outside = out_of_tree_device()
     # do not use getattr: torch takes long to search for a missing attribute
     return (*KINDS, outside) if outside in vars(torch) else KINDS
@@ -68,7 +68,7 @@ _own = threading.local()
 
 @contextmanager
 def in_stream(stream: Any) -> Iterator[None]:
-    """Let this thread use `stream`, which the capture created for its own work, in the block."""
+    """Use `stream` as this thread's current stream in the `with` block."""
     _own.is_active = True
     try:
         with getattr(torch, stream.device.type).stream(stream):
@@ -176,7 +176,7 @@ class GraphCaptures:
 
     @contextmanager
     def question(self) -> Iterator[bool]:
-        """Yield True if the block may query a device; graph captures then begin after the block."""
+        """Yield True if the block may query a device; graph captures then wait until the block ends."""
         with self._changed:
             may_ask = self._ongoing == 0
             self._questions += may_ask

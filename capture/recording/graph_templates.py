@@ -62,7 +62,7 @@ class GraphCapture:
 class KeptGraph:
     """The calls of a CUDA or HIP graph, kept so that recordings that begin later can contain them.
 
-    keys : for each signature number, the key (from `call_key`) by which another recording finds the equal signature
+    keys : by signature number, the key of the signature (see `call_key`)
     """
 
     graph: Graph

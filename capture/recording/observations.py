@@ -1,4 +1,4 @@
-"""Repeated observations of the values of a signature's calls, if values decide the time or the results of a call."""
+"""Repeated observation of tensor values, for signatures whose times or results depend on them."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ class Observations:
         return LEARNT if self._learning else SIGHTINGS
 
     def is_due(self, number: int) -> bool:
-        """Count a lookup of a call's signature by its key; return True if this call's values should be observed."""
+        """Return True if the tensor values of the current call of signature `number` should be observed."""
         if number in self._next:
             self._key_lookups[number] += 1
             if self._key_lookups[number] in self._early and self._looks[number] < MOST:
@@ -277,7 +277,7 @@ class Observations:
         self.spent_ns += own_ns
 
     def set_aside(self, own_ns: int) -> None:
-        """Subtract the time of the capture's own work, except observations, from the program's time."""
+        """Subtract the time of the capture's own work from the program's time."""
         self._aside_ns += own_ns
         self.spent_ns += own_ns
 

@@ -191,7 +191,6 @@ class SignatureTable:
         return lambda result: note_outputs(self._outputs(result))
 
     def forget(self) -> None:
-        """Clear the tables that find equal signatures again; keep the records until `prune`."""
         self._numbers.clear()
         self._first_alike.clear()
 
@@ -365,14 +364,14 @@ class Recorder:
         )
 
     def forget(self) -> None:
-        """Clear the tables, so that signatures and scopes get new numbers; keep old records until `prune`."""
+        """Give new numbers to signatures and scopes from now on; keep the old records until `prune`."""
         with self.pending.lock:
             self.generations.begin()
             for table in (self.signatures, self.scopes, self.fitter, self.observations):
                 table.forget()
 
     def prune(self, generations: set[int], pairs: set[int], running: Iterable[tuple[int, int]]) -> set[Hashable]:
-        """Remove records to which no call can refer any more; return the types and numbers of the others.
+        """Remove records that no call refers to; return the types and numbers of the other records.
 
         pairs : numbers of the (signature, scope) pairs of calls that are not written yet
         """
@@ -400,7 +399,7 @@ class Recorder:
 
 
 class StepMarks:
-    """Start times of the program's steps, as the program reports them, or else from the steps of its optimizer."""
+    """Start times of steps, as the program marks them, or else as its optimizer runs them."""
 
     def __init__(self, started_ns: int) -> None:
         self._started_ns = started_ns

@@ -20,8 +20,6 @@ FIRST_PAIR = 1 << 61
 
 
 class Generations:
-    """Assigns numbers to records, and groups them by generation: the time between two clearings of the tables."""
-
     def __init__(self) -> None:
         self.current = 0
         self._next: defaultdict[Hashable, int] = defaultdict(int)
@@ -50,7 +48,6 @@ class Generations:
             yield from range(self._firsts[generation].get(kind, 0), end)
 
     def keep(self, generations: set[int]) -> None:
-        """Forget the numbers of all generations except those in `generations` and the current one."""
         for generation in [
             generation for generation in self._firsts if generation not in generations and generation != self.current
         ]:
@@ -61,10 +58,7 @@ Sites = tuple[SourceLine, ...]
 
 
 class ScopeTable:
-    """The scopes of one recording, with their numbers, and the pairs of signature and scope of its calls.
-
-    pairs : by the number of a pair, its signature, its scope, and the number of input and output tensors of its calls
-    """
+    """The numbered scopes of one recording, and the pairs of signature and scope of its calls."""
 
     def __init__(
         self,

@@ -34,7 +34,6 @@ class ThreadCalls:
         sequence number
     tensors : (N,), number of tensors of each call
     flows : (sum of `tensors`,), storage numbers of these tensors, call after call
-    open_since_ns : start of the first call that had not ended when the last of these calls ended
     """
 
     mode: ThreadMode
@@ -67,9 +66,8 @@ UNPAIRED = -(1 << 62)
 class ThreadMode(OrderlyMode):
     """A dispatch mode that tracks its thread's location: module, function and phase.
 
-    rows : integers of all calls that the writing thread has not taken yet; for each call the number of its (signature,
-        scope) pair, start and end in ns, autograd sequence number (negative in a backward pass), and storages of input
-        and output tensors
+    rows : for each call that is not written yet, one after another: number of its (signature, scope) pair, start and
+        end in ns, autograd sequence number (negative in a backward pass), and storage numbers
     """
 
     number: int
@@ -124,7 +122,7 @@ class ThreadMode(OrderlyMode):
 
     @abstractmethod
     def forget_calls(self) -> None:
-        """Forget how to recognize calls, so that their signatures are looked up by key again."""
+        """Look up the signatures of all later calls by key again."""
 
     @abstractmethod
     def schedule_observation(self, signature: int) -> None: ...
@@ -165,7 +163,6 @@ class ThreadMode(OrderlyMode):
         self._go(self.recorder.places.autocast(self.place, autocast))
 
     def settle(self) -> None:
-        """Leave the location of a backward pass that has ended, and locations set until a frame that has ended."""
         if self._in_backward and current_autograd_node() is None:
             self._leave_backward()
         while self._frames and not is_running(self._frames[-1][1]):

@@ -202,7 +202,6 @@ class Fitter:
         return *described, alike
 
     def refine_by_outputs(self, signature: Signature, name: Hashable) -> Signature:
-        """Return a signature with value models refined by the results, such as the number of nonzero elements."""
         if not is_refined(signature.op):
             return signature
 

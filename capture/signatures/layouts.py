@@ -69,7 +69,7 @@ def describe_group(group: torch.distributed.ProcessGroup) -> GroupSpec:
 
 
 def with_groups(op: Hashable, described_args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Put the specs of process groups in place of their names in a functional collective's arguments."""
+    """Replace the names of process groups in a functional collective's arguments by their specs."""
     if getattr(op, "namespace", None) not in _FUNCTIONAL or not _is_distributed():
         return described_args
     schema: Any = getattr(op, "_schema", None)

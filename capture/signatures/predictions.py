@@ -1,4 +1,4 @@
-"""Prediction of the next call from the calls that followed last time."""
+"""Prediction of a thread's next call from the order of its earlier calls."""
 
 from __future__ import annotations
 
@@ -43,10 +43,8 @@ def never(*ignored: object) -> bool:
 
 
 class Recognizer:
-    """A signature of an operator, and the compiled tests that recognize its calls.
+    """A signature of an operator, and compiled tests that recognize its calls.
 
-    layout, places : which arguments are tensors: the first (`ONE`), the first two (`TWO`), some (`SEVERAL`), those in a
-        list (`LISTED`), or any (`CAREFUL`); and the indices of the tensor arguments
     alias : index of the input tensor that shares memory with the single result, or -1 if no such tensor is known
     """
 
@@ -77,7 +75,7 @@ class Recognizer:
 
 
 class CallNode(Recognizer):
-    """A signature at a call site, with the nodes of the calls that followed it."""
+    """A signature at one call site."""
 
     __slots__ = ("after", "grad", "history", "pair", "scope", "successors", "turns")
 

@@ -76,7 +76,7 @@ class Budget:
         return is_left_out
 
     def passes_step(self) -> bool:
-        """Leave out the step that begins now, and return True, if the last update of the credit requires that."""
+        """Return True if the step that begins now is left out."""
         if self._now_ns() >= self._rests_until_ns or self._steps.is_timing:
             return False
         self.left_out += 1

@@ -108,7 +108,7 @@ class KernelTimes:
             self.fallback = reason
 
     def renew(self, graphs: GraphCaptures) -> None:
-        """After many calls, stop collecting records and start again, because they stay in memory until then."""
+        """Start a new profile after many calls, because a profile's records stay in memory until it stops."""
         is_long = self._profile is not None and self._calls_in_window > MOST_CALLS_OF_WINDOW
         if is_long and threading.get_ident() == self._thread:
             # a graph that any thread captures would be lost if this waited for the device

@@ -38,7 +38,7 @@ def _bytes(tensor: torch.Tensor) -> int:
 class CountedCall(NamedTuple):
     """Page faults and times of one call.
 
-    system_ns, processor_ns : time in the operating system, and total processor time, of all threads
+    system_ns, processor_ns : processor time of all threads: in the operating system, and in total
     """
 
     faults: int

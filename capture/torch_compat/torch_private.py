@@ -86,7 +86,7 @@ def is_faking() -> bool:
 
 
 def is_plain(kind: type) -> bool:
-    """Return True if operators treat tensors of a class as plain ones: the class has no `__torch_dispatch__`."""
+    """Return True if a tensor class does not define `__torch_dispatch__`."""
     return kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__  # type: ignore[attr-defined]
 
 
@@ -126,16 +126,12 @@ _dispatch_keys = _places.take("torch._C._dispatch_keys", None, "as for RootGuard
 
 
 def arguments_check(args: Sequence[Any], typed_lists: bool = False) -> Check | None:
-    """Return a test for whether the arguments of another call, a tuple, have the same metadata and scalars as
-    `args`.
-    """
+    """Return a function that compares the metadata and scalars of other arguments with those of `args`."""
     return _compiled_check(lambda root: _add_items(root, root.tuple_getitem_manager, args, typed_lists), tuple(args))
 
 
 def keywords_check(kwargs: Mapping[str, Any]) -> Check | None:
-    """Return a test for whether the keyword arguments of another call have the same metadata and scalars as
-    `kwargs`.
-    """
+    """Return a function that compares the metadata and scalars of other keyword arguments with those of `kwargs`."""
 
     def add(root: Any) -> bool:
         root.add_dict_length_check_guard(len(kwargs), *_place_in_code())

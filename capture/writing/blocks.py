@@ -1,4 +1,4 @@
-"""Conversion of the calls that threads' dispatch modes have collected to records of the trace."""
+"""Conversion of collected calls to records of the trace."""
 
 from __future__ import annotations
 

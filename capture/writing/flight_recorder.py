@@ -433,7 +433,7 @@ STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)  # the
 
 
 class SignalWatch:
-    """A context that calls `stopped` when one of the signals `STOPPING` arrives that the program does not ignore."""
+    """A context that calls `stopped` if a signal in `STOPPING` arrives, unless the program ignores this signal."""
 
     def __init__(
         self, stopped: Callable[[str, bool, Callable[[], None]], bool], handled: Callable[[], None] = lambda: None

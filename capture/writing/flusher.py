@@ -323,7 +323,7 @@ class Flusher:
 
     @property
     def contended(self) -> float:
-        """Share of the recorded time in which the program waited for processors that other processes used."""
+        """Share of the recorded time in intervals in which other processes probably slowed the program."""
         return round(self._contended_ns / max(self._recorded_ns, 1), 3)
 
     def _run(self) -> None:

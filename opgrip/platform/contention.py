@@ -43,10 +43,10 @@ class Waits:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """How long the processors that this process may run on were used up to the time `at_ns`, in ns summed over them.
+    """Processor time used until `at_ns`, in ns, on all processors that this process may run on.
 
-    busy_ns : time in which a processor ran any program, or which a hypervisor took, since the machine was booted
-    own_ns : time in which a processor ran this process, or one that works for it
+    busy_ns : time used by all programs, or taken by a hypervisor, since the machine was booted
+    own_ns : time used by this process and processes that work for it
     """
 
     at_ns: int
@@ -56,7 +56,7 @@ class Usage:
 
 
 class Contention:
-    """Detects that the threads of this process, or of processes that work for it, had to wait for processors.
+    """Detects when other programs slow this process, or processes that work for it.
 
     threads : number of threads that run at the same time; None for the number that torch uses for one operator
     workers : returns the ids of the processes that do the measured work; None if this process does it

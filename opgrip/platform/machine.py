@@ -38,7 +38,7 @@ def cache_folder() -> Path:
 
 
 def processor(device: str) -> list[str]:
-    """Return the properties of a device on which compiled code depends, such as architecture and instruction set."""
+    """Return properties of a device that compiled code depends on, such as its name."""
     import torch
 
     module = _module_of(device)
@@ -57,7 +57,7 @@ def _processor_name() -> str:
 
 
 def last_cache_bytes(device: str) -> int:
-    """Return the size of the last-level cache that a core of the CPU, or the accelerator, uses."""
+    """Return the size of a device's last-level cache, or a usual size if it is unknown."""
     module = _module_of(device)
     if module is not None:
         properties = module.get_device_properties(device) if hasattr(module, "get_device_properties") else None
@@ -73,7 +73,7 @@ def last_cache_bytes(device: str) -> int:
 
 
 def available_memory(device: str) -> int | None:
-    """Return how many bytes replayed cases may use on a device, a share of the free memory."""
+    """Return the number of bytes that replayed cases may use on a device, None if unknown."""
     free = free_memory(device)
     return None if free is None else int(SHARE_OF_FREE * free)
 
@@ -143,7 +143,7 @@ def check_device(name: str) -> torch.device:
 
 
 def measure_once(what: str, device: str, measure: Callable[[], tuple[float, ...]]) -> tuple[float, ...]:
-    """Return the numbers that `measure` returns, or those of an earlier call on this machine from a cache."""
+    """Return the result of `measure`, or the result that an earlier call stored on this machine."""
     import torch
 
     key = [what, device, *processor(device), f"{torch.get_num_threads()} threads", f"torch {torch.__version__}"]

@@ -68,7 +68,6 @@ class Heartbeat:
         self.enter(IDLE)
 
     def read(self) -> Beat:
-        """Return what the child works on; item and part are `IDLE` if the memory has no valid entry."""
         for _ in range(self._MOST_READS):
             number = self._count[0]
             item, part, since_ns, check = self._ENTRY.unpack_from(self._memory, self._offset(number))
@@ -322,7 +321,7 @@ def kill_group(pid: int) -> None:
 
 
 def last_words(errors: IO[bytes]) -> str:
-    """Return the last line of a file with a process's stderr, except the profiler's own lines, and empty the file."""
+    """Return the last meaningful line of a file, and empty the file."""
     errors.seek(0)
     lines = [line.strip() for line in errors.read().decode(errors="replace").splitlines()]
     errors.seek(0)
@@ -394,7 +393,7 @@ BWRAP = "bwrap"
 
 
 def bubblewrap(writable: Sequence[str]) -> list[str]:
-    """Return words that run the command after them in bubblewrap: without network, writing only to `writable`."""
+    """Return words to put before a command, to run it without network and with write access only to `writable`."""
     binds = [word for folder in writable for word in ("--bind", folder, folder)]
     mounts = ["--ro-bind", "/", "/", "--dev-bind", "/dev", "/dev", "--proc", "/proc", *binds]
     return [BWRAP, "--unshare-net", "--unshare-pid", "--die-with-parent", *mounts, "--"]

@@ -230,7 +230,7 @@ class Turns:
 
 
 class SharedFolder:
-    """Plug-in for the process that starts pytest-xdist's workers; it passes them the path of one temporary folder."""
+    """Plug-in that passes the path of one temporary folder to all workers of pytest-xdist."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="opgrip-pytest-")

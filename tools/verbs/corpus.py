@@ -50,7 +50,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
         "--by",
         choices=BY,
         default=BY[0],
-        help="what one row of the table describes; row: a signature of one trace (default: %(default)s)",
+        help="what each row of the table describes; row means a signature in one trace (default: %(default)s)",
     )
     parser.add_argument(
         "--models",
@@ -109,7 +109,7 @@ def _cover(corpus: Corpus, args: argparse.Namespace) -> None:
 
 
 def span(text: str) -> tuple[int, int | None]:
-    """Return the least and most models that a text such as `2:5` allows; `all` gives (`ALL`, None)."""
+    """Return the smallest and largest number of models from a text such as `2:5`; `all` gives (`ALL`, None)."""
     if text == "all":
         return ALL, None
     first, colon, last = text.partition(":")

@@ -101,7 +101,7 @@ def run_trim(args: argparse.Namespace) -> int:
 
 
 def steps(text: str) -> tuple[int, int | None]:
-    """Return the first step that a text such as `1`, `0:2` or `2:` selects, and the excluded end."""
+    """Return the first step, and the step after the last one, from a text such as `1`, `0:2` or `2:`."""
     match = re.fullmatch(r"(\d{1,9})|(\d{0,9}):(\d{0,9})", text.strip(), re.ASCII)
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a step such as 1 or a range such as 0:2")

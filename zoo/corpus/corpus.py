@@ -173,8 +173,7 @@ Reading = Callable[[Path], AbstractContextManager[object]]
 class Corpus:
     """Several traces as one table.
 
-    frame : one row per trace and signature, in reading order; `share` is the share of the trace's time, and `share`
-        times `weight` sums to 1 over each source
+    frame : one row per trace and signature; `share` is the signature's share of the trace's time
     """
 
     frame: pd.DataFrame

@@ -311,7 +311,7 @@ class Distilled:
     likeness: float
 
     def predicted_us(self, trace: str, times_us: Mapping[str, float]) -> float:
-        """Return the predicted time of a trace on another machine, from times of the representing cases there."""
+        """Return the predicted time in us of a trace on the machine where the cases took `times_us`."""
         weights = self.weights_us[trace]
         timed = [(weight, times_us[key] / self.times_us[key]) for key, weight in weights.items() if key in times_us]
         whole, there = sum(weights.values()), sum(weight for weight, _ in timed)
@@ -348,7 +348,7 @@ def named_by_files(corpus: Corpus) -> Corpus:
 
 
 def with_times(corpus: Corpus, times_us: Mapping[tuple[str, str], float]) -> Corpus:
-    """Return the corpus with other times of its cases; cases without one are dropped."""
+    """Return the corpus with other times of its cases; cases without a new time are dropped."""
     frame = corpus.frame
     median = pd.Series([times_us.get(pair) for pair in zip(frame["trace"], frame["key"], strict=True)], frame.index)
     frame = frame.assign(median_us=median.astype(float))[median.notna()]

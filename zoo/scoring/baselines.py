@@ -313,7 +313,7 @@ def is_plain_but_threads(row: Result) -> bool:
 
 
 def is_replay_of(times: Times, others: Times) -> bool:
-    """Return True if most times of the cases in both arguments agree, so that both come from one replay."""
+    """Return True if two sets of times agree in most of the cases that both contain."""
     shared = [(time, others[pair]) for pair, time in times.items() if pair in others]
     # two replays have a few equal times by chance, and a baseline rounds to five digits
     return 2 * sum(isclose(*pair, rel_tol=1e-4) for pair in shared) > len(shared)

@@ -19,12 +19,12 @@ Z = 1.96  # number of standard deviations around the mean that contain 95 % of a
 
 @dataclass(frozen=True, slots=True)
 class TraceScore:
-    """Times of one trace in the scored replay and in the baseline, and their ratio, the score.
+    """Times of one trace in the scored replay and in the baseline.
 
-    ok_base_us, ok_us : time in the baseline, and in the replay, of the cases that are ok in both
-    whole_us : time in the baseline of all its cases
-    left_out_us : time in the baseline of replayed cases that do not count, see `is_left_out`; not part of `base_us`
-    pace : speed on other traces, used in place of `speed` for a trace without any ok case
+    ok_base_us, ok_us : times of the cases that are ok in both: in the baseline, and in the replay
+    whole_us : time of all cases in the baseline
+    left_out_us : time in the baseline of replayed cases that do not count, see `is_left_out`
+    pace : speed on other traces, used if no case of this trace is ok
     """
 
     origin: Origin
@@ -61,7 +61,7 @@ class TraceScore:
 
     @property
     def score(self) -> float | None:
-        """The baseline's time divided by the replay's time, to which a charge is added for each case that is not ok."""
+        """The baseline's time divided by the replay's time, with a penalty for each case that is not ok."""
         speed = self.speed or self.pace
         if speed is None or not self.base_us or not self.statuses:
             return None
@@ -123,7 +123,7 @@ class ModelScore:
 class Score:
     """The score of all models in one run configuration.
 
-    interval : 95 % confidence interval of the score over models like these
+    interval : 95 % confidence interval of the score
     """
 
     measured: Measured
@@ -152,7 +152,6 @@ class Score:
 
     @property
     def selected(self) -> float | None:
-        """Weighted mean over models of the share of the baseline's time whose cases were replayed."""
         return _mean_share((model, model.selected) for model in self.models)
 
     @property

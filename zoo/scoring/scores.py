@@ -234,7 +234,7 @@ def _check_same_trace(baseline: Results, results: Results) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RepresentedTimes:
-    """The times in the original traces that the cases of a distilled trace represent, as stored in its header.
+    """Times that the cases of a distilled trace represent, from the trace's header.
 
     weights_us : by original trace and key, the time that the case represents
     """

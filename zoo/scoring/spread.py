@@ -31,10 +31,10 @@ def deviation_of(row: Result) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Uncertainty:
-    """Uncertainty of the logarithm of a time that is computed from several measured times.
+    """Uncertainty of a computed time, as standard deviations of its logarithm.
 
-    own : change of the logarithm for one standard deviation of each measured time, by name of the measurement
-    drift : standard deviation from changes in the machine's speed, which all cases of a replay have in common
+    own : deviation that each measured time causes, by name of the measurement
+    drift : deviation from changes in the machine's speed, which all measurements share
     """
 
     own: Mapping[Hashable, float] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class Uncertainty:
 
 
 def of_sum(parts: Iterable[tuple[Hashable, float, float, float]]) -> Uncertainty:
-    """Return the uncertainty of the logarithm of a sum of times.
+    """Return the uncertainty of a sum of times.
 
     parts : for each case, the name of its measurement, the time of all its calls, the time of one call in us, and the
         standard deviation of the logarithm of that time
@@ -64,7 +64,7 @@ def of_ratio(first: Uncertainty, second: Uncertainty) -> Uncertainty:
 
 
 def of_mean(parts: Iterable[tuple[float, Uncertainty]]) -> Uncertainty:
-    """Return the uncertainty of the logarithm of a weighted geometric mean of times.
+    """Return the uncertainty of a weighted geometric mean of times.
 
     parts : weight and uncertainty of each time; the weights sum to 1
     """

@@ -30,7 +30,6 @@ class Import:
     """An import statement that binds one name.
 
     attribute : `Tensor` in `from torch import Tensor`; None for `import torch`
-    alias : name that the statement binds; empty for `import scipy.optimize`, which binds `scipy`
     """
 
     module: str
@@ -89,7 +88,7 @@ def source_module(statement: ast.ImportFrom, package: str) -> str:
 
 
 def live_import(module: str, attribute: str | None) -> Any:
-    """Return the object that an import statement would bind, without importing anything."""
+    """Return the loaded module or attribute that an import statement names."""
     if attribute is None:
         return sys.modules.get(module)
     value = getattr(sys.modules.get(module), attribute, None)
@@ -173,9 +172,9 @@ class SampleItem:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A use of an item in a piece of source, by name.
+    """A use of an item, by its name, in a piece of source.
 
-    attribute_count : number of attributes that the item's name replaces, such as 1 if `boxes.area` becomes `area`
+    attribute_count : number of attributes that the item's name replaces: 1 if `boxes.area` becomes `area`
     """
 
     use: Use
@@ -188,7 +187,6 @@ class Piece:
     """A definition or statement of the original source that the sample includes.
 
     dropped : decorators that are left out
-    defaults : default arguments that are written as values
     """
 
     file: SourceFile
@@ -266,7 +264,6 @@ def unit(item: SampleItem) -> SampleItem:
 
 
 def pieces_of(item: SampleItem) -> list[Piece]:
-    """Return the pieces of source of an item; for a class, without the pieces of its `parts`."""
     if isinstance(item, FunctionItem | ValueItem):
         return [item.piece] if item.piece is not None else []
     if isinstance(item, PartItem):
@@ -278,7 +275,7 @@ def pieces_of(item: SampleItem) -> list[Piece]:
 
 
 def refusals(items: Iterable[SampleItem]) -> dict[SampleItem, list[SampleItem]]:
-    """Return, for each item that cannot be extracted, the chain of needed items from it to the cause."""
+    """For each item that cannot be extracted, return the items that lead from it to the cause."""
     users: dict[SampleItem, list[SampleItem]] = {}
     ways: dict[SampleItem, list[SampleItem]] = {}
     for item in items:
@@ -307,7 +304,7 @@ def reachable(root: SampleItem, refused: Iterable[SampleItem]) -> list[SampleIte
 
 
 def in_order(root: SampleItem, included: Iterable[SampleItem]) -> list[SampleItem]:
-    """Return the included items of the module's top level, each after the items that its definition needs."""
+    """Return the items of the module's top level in the order in which the sample defines them."""
     included = list(included)
     units = list(dict.fromkeys(map(unit, included)))
     early: dict[SampleItem, list[SampleItem]] = {one: [] for one in units}

@@ -55,7 +55,7 @@ _F_STRINGS_HAVE_PLACES = sys.version_info >= (3, 12)
 
 
 class Edits:
-    """Changes to the text of a source file, by position, so that they can be applied to any part of the text."""
+    """Changes to the text of a source file, each with its position."""
 
     def __init__(self, file: SourceFile) -> None:
         self.file = file

@@ -329,7 +329,7 @@ def made_by_call(statement: ast.Assign | ast.AnnAssign, namespace: Namespace, va
 
 
 def is_filled(statement: ast.Assign | ast.AnnAssign, value: Any) -> bool:
-    """Return True for a literal container that the program may have filled since, such as a cache."""
+    """Return True for a literal dict, list or set, because the program may have changed it since."""
     return type(value) in (dict, list, set) and statement.value is not None and is_plain(statement.value)
 
 

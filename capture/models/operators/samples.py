@@ -186,7 +186,7 @@ NO_DERIVATIVE = re.compile(r"derivative for .* is not implemented")
 class SampleTrial:
     """Results of running a sample call once before the capture.
 
-    backward : reason why the gradients could not be computed, empty if they were; None if there are none to compute
+    backward : error of the backward pass, empty if there was none; None for a call without gradients
     """
 
     calls: frozenset[Hashable]
@@ -239,7 +239,7 @@ def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
 
 
 def spread(samples: Iterable[Arguments]) -> Iterator[Arguments]:
-    """Yield samples in an order in which the different combinations of argument types take turns."""
+    """Yield samples in an order that alternates between types of arguments."""
     tables: tuple[dict[Hashable, list[Arguments]], ...] = ({}, {}, {})
     for sample in samples:
         sizes = [tensor.numel() for tensor in tensors_in(list(sample))]
