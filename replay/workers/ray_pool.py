@@ -432,7 +432,7 @@ class Processors:
         while not self._take(folder, usable, count):
             if monotonic() > end:
                 raise UserError(
-                    f"fewer than {count} processors are free, because other workers use them",
+                    f"fewer than {count} processors are free, because other workers use the rest",
                     "set --processors to a smaller number",
                 )
             sleep(POLL_S)

@@ -159,17 +159,17 @@ def _scalar(text: str, kind: str) -> Any:
         return value
     if text in ("True", "False"):
         if kind not in ("BoolType", "NumberType"):
-            raise ValueError(f"expected an argument of {kind}, got {text}")
+            raise ValueError(f"expected an argument of type {kind}, got {text}")
         return text == "True"
     if kind == "NumberType" and (parts := COMPLEX.fullmatch(text)):
         return complex(float(parts[1]), float(parts[2]))
     if not NUMBER.fullmatch(text) or kind not in ("IntType", "SymIntType", "FloatType", "NumberType"):
-        raise ValueError(f"expected an argument of {kind}, got {text[:40]!r}")
+        raise ValueError(f"expected an argument of type {kind}, got {text[:40]!r}")
     if kind == "FloatType":
         return float(text)
     if not re.fullmatch(r"[+-]?\d+", text):
         if kind != "NumberType":
-            raise ValueError(f"expected an argument of {kind}, got {text[:40]!r}")
+            raise ValueError(f"expected an argument of type {kind}, got {text[:40]!r}")
         return float(text)
     if abs(int(text)) >= LIMIT:
         raise ValueError(f"the integer {text[:40]} has more than 64 bits")
@@ -412,7 +412,7 @@ class _Launch:
 
 
 class GraphLaunchCalls:
-    """Calls that launches of CUDA or HIP graphs ran in a profile, known from the recorded captures of these graphs."""
+    """Finds the calls of each launched CUDA or HIP graph: those of a captured graph with the same kernels."""
 
     def __init__(self, table: EventTable, graphs: Sequence[CapturedGraph], skip: Callable[[str, str], None]) -> None:
         self._first_ns = table.first_ns

@@ -124,7 +124,8 @@ class EngineOptions:
     )
     machine_kind: str | None = option(
         None,
-        "with --engine ray: use only machines whose accelerator and processor match, such as 'NVIDIA H100*'",
+        "with --engine ray: use only machines whose kind (accelerator, processor and number of processors) matches "
+        "this pattern, such as 'NVIDIA H100*'",
         metavar="GLOB",
         needs=NEEDS_RAY,
         role=CASES,

@@ -133,7 +133,7 @@ def test_processors_belong_to_one_worker_until_it_ends() -> None:
         one = Processors(1)
         assert os.sched_getaffinity(0) == {*one.numbers}
         os.sched_setaffinity(0, usable)
-        with pytest.raises(UserError, match="processors are free, because other workers use them"):
+        with pytest.raises(UserError, match="processors are free, because other workers use the rest"):
             Processors(len(usable), wait_s=0)
         one.close()
         Processors(len(usable), wait_s=0).close()

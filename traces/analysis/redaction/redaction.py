@@ -266,7 +266,7 @@ class Redactor:
         is_unknown = bool(parameters) and name not in parameters
         hides = is_own or is_unknown or self._names.hides(signature.op)
         image = self._names.word(name) if hides else name
-        self.note(field, "name of an argument", name, image, "argument of an operator whose name stays")
+        self.note(field, "name of an argument", name, image, "argument of an operator that keeps its name")
         return image
 
     def _items(self, items: Mapping[Any, Any], at: Position) -> dict[Any, Any]:
@@ -535,7 +535,7 @@ class Redaction:
         hidden = kind == FUNCTION or self.names.hides(op)
         names = [name if KERNEL.fullmatch(name) and not hidden else self.names.word(name) for name in record.names]
         for name, image in zip(record.names, names, strict=True):
-            self._redactor.note("kernels.names", "kernel", name, image, "kernel of an operator whose name stays")
+            self._redactor.note("kernels.names", "kernel", name, image, "kernel of an operator that keeps its name")
         return self._plain(record, names=names)
 
     def _entered(self, record: Entered) -> Any:
