@@ -66,7 +66,7 @@ class AnalysisSession:
             raise UserError(f"{profiler} profiles one device", "name one with --device")
 
     def beside(self, suffix: str) -> Path:
-        """Return `base` with another suffix, after a check that the file may be written."""
+        """Return the path of the output with another suffix, after a check that the file may be written."""
         path = self.base.with_suffix(suffix)
         check_writable(path, self.may_replace)
         return path

@@ -83,8 +83,8 @@ def without_impossible(rows: Sequence[Result], ceilings: Peaks, workload: Worklo
 
 
 def shares_in_labels(workload: Workload, cases: Sequence[Case]) -> dict[int, dict[str, tuple[int, float]]]:
-    """Return, for each case number and label of `record_function`, the number of the case's calls within the label, and
-    the share of the label's captured time that these calls take.
+    """Return, by case number and label of `record_function`, the number of the case's calls within the label, and their
+    share of the label's captured time.
     """
     trace = workload.trace
     captured_us = {case.trace_number: case.captured_us for case in cases}

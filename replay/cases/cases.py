@@ -245,8 +245,6 @@ class TimingCluster:
 
 @dataclass(frozen=True, slots=True)
 class PlacedCalls:
-    """The calls of one signature, if values were recorded at several of its call sites."""
-
     signature: Signature
     calls: pd.DataFrame
     sites: NDArray[np.int64]

@@ -1,4 +1,4 @@
-"""The calls that run before a case's calls in the program, and how long before it used their memory."""
+"""Calls that run before a call in the program, and the bytes used since the program last used the call's memory."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ State = tuple[Distances, int | None, int | None]
 
 @dataclass(frozen=True, slots=True)
 class CallPosition:
-    """A call's position in the program, and how long before the program had used the call's memory.
+    """Position of a call in the program, and the bytes that the program used since it last used the call's memory.
 
     position : index of the call in a list of all calls of one thread after the other
     before : signature numbers of the calls to run before it, in order
-    distances : for each tensor argument, bytes of other memory that the program used since it had used the argument's;
-        None if unknown
-    of_result : the same for the memory that the largest result gets; None if it is new or unknown
-    of_code : the same for the code of the operator
+    distances : for each tensor argument, bytes of other memory that the program used between its last use of the
+        argument's memory and the call; None if unknown
+    of_result : the same for the memory that the call's largest result gets; None if it is new or unknown
+    of_code : the same for the machine code of the operator
     """
 
     position: int
@@ -201,7 +201,7 @@ class _Uses(NamedTuple):
 
 
 class _Blocks:
-    """Blocks of memory that the program's calls use one after the other.
+    """The memory that the program's calls use, and the order of its last uses.
 
     A storage that a call returns is assumed to get the block of its size that was freed last, and to be freed after its
     last use, as usual allocators do. Other storages existed before, and were used when the same calls ran before.
@@ -245,7 +245,6 @@ class _Blocks:
         return tuple(distances)
 
     def distance(self, storage: int) -> int | None:
-        """Return how many bytes were used since the last use of the storage's block; None if it was not used."""
         block = self._block_of.get(storage)
         if block is None:
             return None

@@ -270,7 +270,9 @@ def rounded(
 
 
 def unsettled(actual: Plain, runs: Sequence[Plain]) -> Tensor:
-    """Return a mask, (elements,) bool, of the elements of an integer or bool result that rounding can explain."""
+    """Return a mask, (elements,) bool, of the elements of an integer or bool result whose error rounding can
+    explain.
+    """
     values = torch.stack([run.values.long() for run in runs])
     least, most = values.amin(0), values.amax(0)
     return (least < most) & (actual.values.long() >= least) & (actual.values.long() <= most)

@@ -65,7 +65,7 @@ class Judgement:
 
     @property
     def steps(self) -> list[JudgedStep]:
-        """What the candidates save in the step of each trace."""
+        """The time that candidates save in the step of each trace."""
         return judged_steps(self.results)
 
     @property
@@ -179,8 +179,8 @@ def benchmark(
     inputs : arguments of each case, as a list (by position) or a dictionary (by name). A tuple of ints is the shape of
         a float32 tensor of normal random numbers; a tensor on the device `meta` gets values for its shape, strides and
         dtype; all other values are passed unchanged
-    options : long names of options in `opreplay --help`, with `_` for `-`: the ones that decide how cases run and are
-        timed, `output` and `force`
+    options : long names of options in `opreplay --help`, with `_` for `-`: those that decide how cases run and how they
+        are timed, and also `output` and `force`
 
     Raises TypeError if an option is unknown.
 

@@ -332,7 +332,7 @@ def _change(base: float | None, new: float | None, least: float) -> float:
 
 
 def doubts(base: Result, new: Result, rates: MemoryRates) -> Iterator[str]:
-    """Yield, as text, why the interval of the ratio of a case's times is wider than its repeats alone imply."""
+    """Yield the facts that widen the interval of a ratio of times, such as contended runs."""
     contended = [
         f"{share:.0%} of the runs in {name} were contended"
         for name, row in (("BASE", base), ("NEW", new))

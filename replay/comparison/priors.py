@@ -24,7 +24,6 @@ class Estimate:
 
     logs : logarithm of the median time of each repeat
     within : variance of one element of `logs`, estimated from the spread of the runs within a repeat
-    kinds : for each repeat, the number of kinds of runs (such as with other input values) in which gaps are averaged
     """
 
     logs: tuple[float, ...]

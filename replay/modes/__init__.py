@@ -60,7 +60,8 @@ class Task:
 
     args, kwargs : example arguments, which the mode may overwrite
     others : more example arguments, with other values or shapes
-    weights : indices of those of its tensors that no call of the program makes or writes, which may be converted once
+    weights : indices of tensor arguments that no call of the program makes or writes, so that they may be converted
+        once
     grad : True if gradients of its results are needed
     argument : text after the mode's name, such as `NAME` in `compile:NAME`
     store : folder for files that a later run of the same call can load; None to keep none

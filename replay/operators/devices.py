@@ -181,7 +181,7 @@ class DeviceTraits:
 
 
 def check_equal(devices: Sequence[str]) -> None:
-    """Raise `UserError` if several devices are named that are not different accelerators of one kind."""
+    """Raise `UserError` if several devices are named, but they are not different accelerators of one kind."""
     first, *others = devices
     if not others:
         return

@@ -75,7 +75,8 @@ class PairedRatio:
 def paired_ratio(pairs: Iterable[tuple[int, float, float]], base_us: float, are_exchanged: bool) -> PairedRatio | None:
     """Return the ratio of the times of two functions.
 
-    pairs : for each pair of runs: number of the arrangement, time of the function, time of the other function
+    pairs : for each pair of runs: number of the assignment of inputs to functions, time of the function, time of the
+        other function
     """
     groups_of: dict[int, list[float]] = {}
     for arrangement, ours, theirs in pairs:

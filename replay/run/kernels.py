@@ -114,7 +114,7 @@ def _figures(run: Sequence[LaunchedWork]) -> tuple[int, int, int]:
 
 
 def idle_spans(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return (begin, end) of each time between the first and the last span that no span covers."""
+    """Return (begin, end) of each gap between the spans."""
     gaps: list[tuple[int, int]] = []
     busy_until: int | None = None
     for start, end in sorted(spans):

@@ -62,7 +62,7 @@ _processes: dict[Candidate | None, UntrustedProcess] = {}
 
 @cache
 def unconfined() -> str | None:
-    """Return why bubblewrap cannot confine processes here, and what still protects; None if it can."""
+    """Return a warning if bubblewrap cannot confine candidates on this machine, else None."""
     try:
         check_bubblewrap()
     except UserError as error:
@@ -98,7 +98,9 @@ class UntrustedProcess:
         self.latest: Sequence[Any] = ()
 
     def ask(self, message: Mapping[str, Any]) -> Any:
-        """Let the process continue, send a message, stop the process and all that it started, and return its answer."""
+        """Resume the stopped process, send it a message, wait for the answer, and stop the process with all that it
+        started.
+        """
         if self._mem < 0:
             self._begin()
         # a timer of the system, or another process, can let it continue
@@ -258,7 +260,7 @@ def process_of(candidate: Candidate | None, workload: Workload) -> UntrustedProc
 
 
 def untrusted_processes() -> list[int]:
-    """Return the ids of the processes that run candidates and operators, and of those that they started."""
+    """Return the ids of all untrusted processes, and of the processes that they started."""
     return [pid for process in _processes.values() for pid in process.ids()]
 
 

@@ -1,4 +1,4 @@
-"""Timers for the calls of a pass over a step, programs for these calls, and detection of disturbed calls."""
+"""Timers for the calls of a step, programs for these calls, and detection of disturbed calls."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ BUDGET_S, BUDGET_ON_ACCELERATOR_S = 10.0, 3.0
 
 
 class CallTimer(Protocol):
-    """Runs and times the calls of one pass over a step, in order.
+    """Runs and times the calls of a step once, in order.
 
     on_device : indices of the calls that were timed with the device's clock
     """
@@ -144,9 +144,7 @@ SHARE = 0.05  # share of a pass's time; a pass that is disturbed for longer coun
 
 
 class Slowdown:
-    """Detects passes during which the processor was slowed down, and calls during which other processes used the
-    cores.
-    """
+    """Detects whether the processor was slowed down, and during which calls other processes used the cores."""
 
     def __init__(self, processes: int = 1) -> None:
         self._pace, self._contention = Pace(), Contention()
@@ -179,7 +177,7 @@ class Slowdown:
 
     @property
     def is_slowed(self) -> bool:
-        """True if the processor was slowed down, or used by others, for more than `SHARE` of the pass."""
+        """True if the processor was slowed down, or used by others, for more than `SHARE` of the time."""
         return self._slowed_ns > SHARE * (self._checked_ns - self._began_ns)
 
     @property
@@ -252,9 +250,10 @@ class CallProgram:
 class SequenceSettings:
     """Settings of a step replay.
 
-    repeats : number of timed passes; None for as many as `precision` needs within `budget_s` seconds, at least 3
-    precision : target for the interquartile range of the passes' times, relative to their median
-    in_pairs : True to time each pass also in eager, so that the mode can be compared with eager
+    repeats : number of timed runs of the step; None for as many as `precision` needs within `budget_s` seconds, at
+        least 3
+    precision : target for the interquartile range of the times of these runs, relative to their median
+    in_pairs : True to time each run also in eager, so that the mode can be compared with eager
     """
 
     place: DeviceMap

@@ -1,4 +1,4 @@
-"""Dry run of step replay: passes that determine how each call of a trace can run on the results of earlier calls."""
+"""Dry run of step replay, which determines how each call of a trace can run on the results of earlier calls."""
 
 from __future__ import annotations
 
@@ -296,7 +296,9 @@ class DryRun:
         self._prepared: WeakValueDictionary[tuple[int, frozenset[int]], PreparedCall] = WeakValueDictionary()
 
     def settle(self, begin: Callable[[], None], on_progress: ProgressCallback = ignore_progress) -> None:
-        """Find out how each call can run by running all calls; `begin` restores the state before each pass."""
+        """Find out how each call can run by running all calls; `begin` restores the state before each run of the
+        step.
+        """
         count, reported = len(self.plans), monotonic()
         for number in range(1, MOST_PASSES + 1):
             begin()
@@ -333,13 +335,13 @@ class DryRun:
         return list(numbers)
 
     def begins_pass(self, more: bool, begin: Callable[[], None]) -> bool:
-        """Restore the state before the first call if another pass begins, and return True in that case."""
+        """Restore the state before the first call if the step runs again, and return True in that case."""
         if more:
             begin()
         return more
 
     def meets_others(self, call: FlowingCall, plan: CallPlan) -> bool:
-        """Return True after running a call that needs other ranks; False for other calls, and without other ranks."""
+        """Run the call if other ranks take part in it, and return True in that case."""
         return False
 
     def finish(self) -> None: ...

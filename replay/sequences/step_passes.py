@@ -201,9 +201,7 @@ def run_call(dry_run: DryRun, call: FlowingCall, plan: CallPlan, watch: CallTime
 
 
 def in_pairs(begin: Callable[[], None]) -> RunPass:
-    """Return a function that runs and times each pass twice: with the programs of the mode and, just before or after,
-    in eager.
-    """
+    """Return a function that times two runs of the step, one with the programs of the mode and one in eager."""
     is_eager_first = False
 
     def run(dry_run: DryRun, device: str, watch: CallTimer, slowdown: Slowdown) -> tuple[Pass, str]:

@@ -326,7 +326,7 @@ def measure_passes(
     on_progress: ProgressCallback,
     run_pass: RunPass,
 ) -> Passes:
-    """Complete the dry run, and time passes with the host's clock until there are enough of them."""
+    """Complete the dry run, and time runs of the whole step until there are enough."""
     if memory:
         pages.keep_freed_memory()
     begin = _beginning(dry_run, settings)

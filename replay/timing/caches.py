@@ -67,7 +67,7 @@ class Caches:
     def restore(self, uses: Sequence[MemoryUse], before: MemoryUse | None) -> None:
         """Use memory in the order in which the program used it before a call, and as much other memory in between.
 
-        before : run of the calls before the call; None if they have just run
+        before : the preceding calls as one use of memory; None if they have just run
         """
         if before is None and all(use.is_near(self.most) for use in uses):
             return

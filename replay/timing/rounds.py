@@ -60,7 +60,7 @@ class FunctionGroup:
 class Measurer:
     """Times groups of functions.
 
-    caches : caches whose state before each run is that in the program; None to leave it unchanged
+    caches : caches to bring, before each run, into their state in the program; None to leave them unchanged
     cold : True to empty the caches before each run instead
     announce : called before each run with case number and row index
     """

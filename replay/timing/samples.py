@@ -26,7 +26,7 @@ class Samples:
     """Times of runs, grouped into strata: runs with the same input values and memory state.
 
     shares : share of the program's calls that each stratum represents; 0 for strata that occur only in the replay
-    in_order : times of the runs in ns, in the order of the runs
+    in_order : times of the runs in ns, in the order of the runs; contended runs that count come last
     contended : (stratum, time) of runs during which other processes used the cores; they only count if `is_contended`
     """
 

@@ -97,7 +97,7 @@ def keep_busy(device: str, launch_ns: float) -> None:
 
 @dataclass(slots=True)
 class LaunchTime:
-    """How long launching a call takes.
+    """Times of the launches of a call.
 
     ns : expected time of the next launch; 0 if unknown
     """

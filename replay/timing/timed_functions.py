@@ -67,7 +67,7 @@ class TimedFunction:
     mutates : True if runs change the arguments, which are then restored before each run
     fresh : share of the program's calls whose results are in newly mapped pages; None if irrelevant or unknown
     shares : share of the program's calls that each input set represents; empty if all are equal
-    exchanges : key of the functions of a case that have equal arguments and may exchange them; None for no exchange
+    exchanges : functions of a case with the same key exchange their arguments between rounds; None for no exchange
     frames : number of frames to add to the C stack before the next timed run
     used_bytes : number of bytes that a run uses
     inputs : inputs of the latest run
@@ -128,7 +128,7 @@ class TimedFunction:
                 input_set.ready = [self._entered(inputs) for inputs in input_set.sets]
 
     def copy_inputs(self, count: int) -> None:
-        """Let runs use up to `count` copies of the inputs in turn, because the program uses different memory."""
+        """Let runs use up to `count` copies of the inputs in turn, because the program's calls use different memory."""
         for input_set in self.input_sets:
             while len(input_set.sets) < count and input_set.sets[0].nbytes * count <= MOST_COPIED:
                 input_set.sets.append(input_set.sets[0].copy(keep=self.mutates))
@@ -179,7 +179,7 @@ class TimedFunction:
     def time(self, stopwatch: Stopwatch, prepare: Callable[[], None]) -> tuple[Stratum, float]:
         """Time one run, or several together; return input set, whether results were in new pages, and ns of one run.
 
-        prepare : called before the run, to bring the caches into a state
+        prepare : called before the run, to set the state of the caches
         """
         began = perf_counter_ns()
         for attempt in range(1, MOST_SLOW + 1):
@@ -254,7 +254,7 @@ class TimedFunction:
         return uses
 
     def run_apart(self, run: Callable[[], None]) -> None:
-        """Run other calls while this one is made ready."""
+        """Call `run` outside of the NVTX range of this function."""
         self._ready.end()
         run()
         self._ready.begin()

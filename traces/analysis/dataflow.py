@@ -119,7 +119,7 @@ class Dataflow:
             self._note(own_calls(calls), memory)
 
     def __iter__(self) -> Iterator[tuple[DataflowStep, list[Storage]]]:
-        """Yield each call in start order, with the storages that it is the first to use."""
+        """Yield each call in start order, and the storages that no earlier call used."""
         writers: dict[int, int] = {}
         self.writers = writers
         last_of_alive: dict[int, int] = {}
@@ -250,7 +250,7 @@ class GraphFacts:
 
     critical_path : indices of the calls in the slowest chain in which each call depends on the previous one
     peak_at, peak_op : index and operator of the call at which memory use is highest
-    outside_bytes : memory that calls use, but no call in the trace created
+    outside_bytes : bytes of memory that calls use, but that no call in the trace created
     """
 
     calls: int

@@ -36,7 +36,6 @@ class Cases:
     """All calls on one side of a comparison that have the same operator and arguments.
 
     times_us : for each signature, median time of a call and number of calls
-    call_of_profile : text of the call without the arguments and properties that profiles lack
     """
 
     op: str = ""
@@ -280,7 +279,7 @@ class Tolerances:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Comparison of one signature; each pair has the values of both sides.
+    """Comparison of one signature; a pair has a value of each side.
 
     values : statistics that changed, as (index of the tensor, name of the statistic, value before, value after)
     """

@@ -58,7 +58,7 @@ def merge(
     unbounded: bool = False,
     align: bool = True,
 ) -> tuple[int, int]:
-    """Write a trace with the calls of all traces, on one clock; return its numbers of operator calls and signatures.
+    """Write one trace with the calls of several traces; return its numbers of operator calls and signatures.
 
     align : True to correct the clocks of ranks by the collectives that they share
     """

@@ -61,7 +61,7 @@ class SignatureOutline:
 
 @dataclass(slots=True)
 class Outline:
-    """Calls of a trace in file order, and the facts about their records that a selection of calls needs.
+    """Calls of a trace in file order, with the facts that decide which calls are selected.
 
     storages : storage numbers of the tensors of all calls, call after call
     """
@@ -249,7 +249,7 @@ def _beginnings(outline: Outline, count: int) -> list[int]:
 
 
 class KeptFlow:
-    """The earlier calls that created or last wrote the memory of a call's arguments."""
+    """For each call, the earlier calls that created or last wrote the memory of its arguments."""
 
     def __init__(self, outline: Outline) -> None:
         self._order = _own_calls(outline)
@@ -301,7 +301,7 @@ class Trimmed:
     """Result of writing a part of a trace.
 
     producers : number of calls that were added because selected calls read their results, directly or indirectly
-    cut_edges : how often a call takes memory that an omitted call created or wrote
+    cut_edges : number of times that a call takes memory which an omitted call created or wrote
     """
 
     calls: int

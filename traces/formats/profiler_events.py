@@ -106,7 +106,6 @@ class EventTable:
     """Table of all events in a profile that concern operators and their kernels.
 
     work : kernels, by number of the operator that launched them
-    graph_launches : start in ns and thread of the launches of CUDA or HIP graphs, by correlation
     """
 
     def __init__(self) -> None:

@@ -73,9 +73,9 @@ class Problem(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A problem in the form that one tuner reads and writes.
+    """A problem as lines of text in the form that a tuner reads.
 
-    key : values by column that identify the problem in a file of tuned entries
+    key : columns that identify the problem in a file of tuned entries, and their values
     """
 
     lines: tuple[str, ...]
@@ -307,7 +307,7 @@ def _triton_rows(file: ForeignFile) -> Iterator[Mapping[str, str]]:
 class Tuner(NamedTuple):
     """A tuner of kernels.
 
-    headers : first line of each list, by name of the list
+    headers : first line of each list, by the list's name
     mark : text at the start of a file of tuned entries; empty if the tuner writes none
     """
 

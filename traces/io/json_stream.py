@@ -54,7 +54,7 @@ def members(
 ) -> Iterator[tuple[str, Any]]:
     """Yield the name and value of each member of a JSON object, and each item of its list `list_name` separately.
 
-    strict : refuse a duplicate name in an object and a list without an object around it
+    strict : True to refuse an object with a duplicate name, and a list that is not in an object
     """
     text = _Text(iter(chunks), unbounded, strict, lenient=repair is not None)
     names: set[str] = set()

@@ -71,7 +71,7 @@ class TraceReader:
             yield record_of(item) if isinstance(item, CallBlock) else item
 
     def columns(self) -> Iterator[Record | CallBlock]:
-        """Yield the records like the iterator, but `Calls` records as `CallBlock`, whose columns are arrays."""
+        """Yield all records, but `Calls` records as `CallBlock`, which holds arrays."""
         for item in self._items():
             yield block_of(item) if isinstance(item, Calls) else item
 

@@ -298,7 +298,7 @@ class End:
     before : in a trace of only the last calls, number of calls before them
     thinned : number of `steps` that a capture left out to stay within its budget; older versions also left out `values`
         of signatures and `scopes` of modules
-    contended : share of the recorded time in which other processes used the processors that the program waited for
+    contended : share of the recorded time in intervals in which other processes probably slowed the program
     step_starts_ns : start of each recorded step since the start of the capture
     without_work : calls on meta or fake tensors, which compute nothing and are not in the trace
     """

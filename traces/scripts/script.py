@@ -27,9 +27,7 @@ ADDRESSES = 1 << 62
 def tensor_lines(
     specs: Sequence[TensorSpec], values: Mapping[int, Drawable], literals: Literals, source: ValueSource
 ) -> Iterator[str]:
-    """Yield the statements that create the tensors `x0`, `x1`, ..., of which `x0` is the one that `specs[0]`
-    describes.
-    """
+    """Yield the statements that create the tensors `x0`, `x1`, ...; `specs[0]` describes `x0`."""
     for spec in specs:
         _check(spec)
     fills: list[tuple[int, str]] = []
@@ -135,7 +133,7 @@ MOST_THREADS = 1 << 10
 class ScriptFunction:
     """The function that a script runs.
 
-    source : statements that define `OPERATOR`, after all imports
+    source : statements that define `OPERATOR`; they follow the script's imports
     is_dynamic : True if the shapes of its results depend on values
     """
 

@@ -28,7 +28,7 @@ LAUNCH_BOUND = 0.1
 def time_doubts(contended: float, slow_memory: float) -> Iterator[str]:
     """Yield the reasons to doubt the times of a capture, each with a remedy.
 
-    contended : share of the capture in which other processes used the processors that the program waited for
+    contended : share of the capture in intervals in which other processes probably slowed the program
     slow_memory : share of the calls' time that slow page faults took
     """
     if contended >= CONTENDED:

@@ -1,4 +1,4 @@
-"""Blocks of calls of a trace, kept in memory or read again, with the calls of launched CUDA graphs."""
+"""The calls of a trace, kept in memory or read again from the file, with the calls of launched CUDA graphs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Select = Callable[[CallBlock], CallBlock]
 
 
 class CallSource:
-    """The blocks of calls of a trace, or the selected part of each block."""
+    """The calls of a trace, or a selection of them, as arrays."""
 
     def __init__(self, read: Callable[[], Iterable[CallBlock]], select: Select | None = None) -> None:
         self._read = read
@@ -97,8 +97,8 @@ class CallSource:
         return totals, counts
 
     def changes_by(self, times_ns: Mapping[int, float], signatures: Iterable[Signature]) -> dict[int, float]:
-        """Return, by signature, the factor by which its total device time changes if the time of launches of CUDA
-        graphs is divided among the graphs' calls in proportion to `times_ns`.
+        """Divide the time of CUDA graphs among their calls in proportion to `times_ns`; return, by signature, its new
+        total device time divided by the previous one.
         """
         if not self.graphs.graphs:
             return {}

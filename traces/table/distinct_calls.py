@@ -1,4 +1,4 @@
-"""Tables of a trace's calls, in memory that does not grow with them: equal calls in one row, or all calls in parts."""
+"""Tables of the calls of long traces: equal calls in one row, or all calls in parts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ FINEST, COARSEST = 10, 3
 
 
 class DistinctCalls:
-    """Counts equal calls while blocks are read; calls can be equal although their starts and storages differ."""
+    """Counts equal calls; calls with different start times or storages can be equal."""
 
     def __init__(self) -> None:
         self._pieces: list[list[Integers]] = []

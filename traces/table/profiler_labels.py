@@ -1,4 +1,4 @@
-"""Labels of `record_function`: calls of pseudo-operators that compute nothing and enclose the calls between them."""
+"""Labels of `record_function`, which a trace contains as calls that compute nothing."""
 
 from __future__ import annotations
 

@@ -465,7 +465,7 @@ _STARTS: Mapping[tuple[str, str], Callable[..., Started]] = {
 
 
 class RankExchange:
-    """Starts the collectives of a pass over a step, waits for them, and records their times.
+    """Starts the collectives of one run of a step, waits for them, and records their times.
 
     arrived_ns, done_ns, held_ns : start, end, and time for which this thread was blocked, by index of the collective
     """

@@ -190,7 +190,7 @@ Times: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
 
 @dataclass(frozen=True, slots=True)
 class CollectiveTimes:
-    """Times of the collectives of one kind, group and size over all timed passes.
+    """Times of the collectives of one kind, group and size over all timed runs of the step.
 
     bytes : size of the data, as nccl-tests defines it
     median_us, p10_us, p90_us : time from the arrival of the last rank until all ranks have finished
@@ -216,7 +216,7 @@ class CollectiveTimes:
 
 @dataclass(slots=True)
 class RankTotals:
-    """Totals of one rank; times are the medians over the passes.
+    """Totals of one rank; times are medians over the timed runs of the step.
 
     held_ms : time that collectives blocked the rank's thread
     waited_ms : time from the rank's arrival at collectives to the arrival of the last rank
@@ -379,7 +379,7 @@ def _median(times: Sequence[Times]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Stamps:
-    """Times of the collectives that a rank ran in one pass; each list has one entry per collective.
+    """Times of the collectives that a rank ran in one run of the step; each list has one item per collective.
 
     held_ns : how long the collective blocked the rank's thread
     """

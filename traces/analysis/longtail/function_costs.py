@@ -196,8 +196,6 @@ class Traffic:
 
 @dataclass(slots=True)
 class Borders:
-    """Bytes that a function reads from memory created outside it, and bytes that it writes for use outside it."""
-
     reads: dict[int, dict[tuple[object, ...], int]] = field(default_factory=dict)
     extents: dict[int, int] = field(default_factory=dict)
     writes: dict[int, int] = field(default_factory=dict)

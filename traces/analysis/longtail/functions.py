@@ -75,7 +75,7 @@ class LongTailFunction:
 class LongTail:
     """The long-tail functions of traces, and totals.
 
-    omitted : by pattern of a function that is not listed, the reason, such as "loads data"
+    omitted : reason why a function is not listed, such as "loads data", by the function's pattern
     """
 
     functions: list[LongTailFunction]

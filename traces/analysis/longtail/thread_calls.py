@@ -233,7 +233,7 @@ class _Open:
 
 
 class Invocations:
-    """Estimate, from one thread's calls of operators, of how often it called each Python function."""
+    """Estimates how often a thread called each Python function."""
 
     def __init__(self) -> None:
         self.counts: dict[Function, int] = {}

@@ -305,7 +305,7 @@ def is_ambiguous(ranks: Sequence[int | None]) -> bool:
 def measure_clocks(
     paths: Sequence[Path], headers: Sequence[Mapping[str, Any]], shifts: Sequence[int], unbounded: bool = False
 ) -> list[Clock]:
-    """Return the clock of each process, as a correction in addition to `shifts` in ns."""
+    """Add `shifts`, in ns, to the times of each process, and return the differences that remain between the clocks."""
     events: dict[int, Events] = {}
     kinds = [SignatureKinds() for _ in paths]
     ranks = [rank_of(header) for header in headers]

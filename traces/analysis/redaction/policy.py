@@ -110,7 +110,7 @@ class RedactionReport:
         self._add(Remaining("values.data", "exact values", str(data), ASKED))
 
     def rows(self) -> Iterator[tuple[str, str, int, str]]:
-        """Yield field, kind, number of different values, and reason of each group of texts or numbers that are kept."""
+        """Yield (field, kind, number of different values, reason) for each group of kept texts or numbers."""
         groups: Counter[tuple[str, str, str]] = Counter((entry.field, entry.kind, entry.why) for entry in self.counts)
         for (name, kind, why), count in sorted(groups.items()):
             yield name, kind, count, why

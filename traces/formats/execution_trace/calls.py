@@ -45,7 +45,7 @@ MOST_LABEL = 1 << 16  # maximum number of characters of a label
 
 @dataclass(slots=True)
 class NodeStorages:
-    """Unique numbers of storages, for an execution trace that uses the numbers of freed storages again."""
+    """Assigns a unique number to each storage, because execution traces reuse the numbers of freed storages."""
 
     _numbers: dict[int, int] = field(default_factory=dict)
     _tensors: dict[int, set[int]] = field(default_factory=dict)

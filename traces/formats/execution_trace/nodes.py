@@ -134,7 +134,7 @@ class NodeSpan:
 
 @dataclass(slots=True)
 class Tree:
-    """Tree of the nodes in a file, which selects those that a capture would record as calls."""
+    """The nodes of a file as a tree, and the selection of nodes that a capture would record as calls."""
 
     is_timed: bool = False
     has_strides: bool = False
