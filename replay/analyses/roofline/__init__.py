@@ -161,7 +161,10 @@ def nearness(rows: Sequence[Result]) -> list[Nearness]:
 def print_roofline(rows: Sequence[Result], file: IO[str]) -> None:
     entries = nearness(rows)
     if not entries:
-        print("no row has a known roofline limit: nothing was timed, or calls have unknown bytes and operations", file=file)
+        print(
+            "no row has a known roofline limit: nothing was timed, or calls have unknown bytes and operations",
+            file=file,
+        )
         return
     columns = [
         TableColumn("share", "share", ".1%", rank=2),
