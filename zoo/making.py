@@ -1,4 +1,4 @@
-"""Recording of traces of the zoo: captures in separate processes, and the statistics of the traces."""
+"""Recording of the zoo's traces in separate processes, and the traces' statistics."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class CountDifference:
 
 
 def audit(trace: str | Path, steps: Callable[[], object]) -> list[CountDifference]:
-    """Run `steps` under torch's profiler, and return the operators whose calls it counts differently from `trace`."""
+    """Run `steps` under torch's profiler, and return the operators that `trace` and the profiler count differently."""
     trace_counts = count_calls(trace)
     names = {form_of(name) for name in trace_counts}
     # hide the profiler's messages

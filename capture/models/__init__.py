@@ -1,4 +1,4 @@
-"""Sources of models: what `--model` accepts. Other packages add some by entry points `opgrip.model_sources`."""
+"""Sources of models that `--model` accepts. Other packages add some by entry points `opgrip.model_sources`."""
 
 from opgrip.capture.models.sources import ModelSource, load_program, model_sources, source_of
 

@@ -1,4 +1,4 @@
-"""Program of a model: the model, its inputs and its step."""
+"""The model, inputs and step of a program."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ OPTIONS_OF_TEXTS = ("sequence_length", "new_tokens")
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """One of the forms of names that `--model` accepts, such as a config file or a class of a package.
+    """A form of names that `--model` accepts, such as a config file or a class of a package.
 
     form : how such names are written, for the help text
     lacks : groups of options (see `Option.only`) that the source does not support

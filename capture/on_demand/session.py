@@ -1,4 +1,4 @@
-"""One recording on demand in the recorded process, from its request to its file."""
+"""One recording on demand in the recorded process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of a process whose steps can be recorded on demand, and names of the files of its recordings."""
+"""Settings of a process for recordings on demand, and names of the recordings' files."""
 
 from __future__ import annotations
 

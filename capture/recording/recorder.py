@@ -88,7 +88,7 @@ class SignatureTable:
         return {number: key for key, number in self._numbers.items()}
 
     def adopt(self, key: Hashable, record: Signature) -> int:
-        """Return the number of the signature with this key; if there is none, add `record`, from another recording."""
+        """Return the number of the signature with this key; if the key is new, add `record` from another recording."""
         with self._lock:
             number = self._numbers.get(key)
             if number is None:
@@ -399,7 +399,7 @@ class Recorder:
 
 
 class StepMarks:
-    """Start times of steps, as the program marks them, or else as its optimizer runs them."""
+    """Start times of steps that the program marks, or if it marks none, of its optimizer's steps."""
 
     def __init__(self, started_ns: int) -> None:
         self._started_ns = started_ns

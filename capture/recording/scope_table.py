@@ -58,7 +58,7 @@ Sites = tuple[SourceLine, ...]
 
 
 class ScopeTable:
-    """The numbered scopes of one recording, and the pairs of signature and scope of its calls."""
+    """The numbered scopes of one recording, and the numbered pairs of a signature and a scope."""
 
     def __init__(
         self,

@@ -196,7 +196,7 @@ class ThreadMode(OrderlyMode):
 
 
 class ThreadModes:
-    """The dispatch modes of all threads of a process, in order of first use."""
+    """The dispatch modes of all threads of a process."""
 
     def __init__(self, make_mode: Callable[[], ThreadMode], by_steps: bool = False) -> None:
         self.all: list[ThreadMode] = []
@@ -207,7 +207,7 @@ class ThreadModes:
         self._local = threading.local()
 
     def begin(self) -> None:
-        """Start again with only this thread's mode, if it has one."""
+        """Keep only this thread's mode, if it has one."""
         mode: ThreadMode | None = getattr(self._local, "mode", None)
         self._local = threading.local()
         self.all[:] = []

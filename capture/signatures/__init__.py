@@ -1,1 +1,1 @@
-"""Signatures of calls: keys for looking them up, predictions of the next call, and values and layouts of tensors."""
+"""Signatures of calls: their keys, prediction of the next call, and tensors' values and layouts."""

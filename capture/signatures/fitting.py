@@ -57,7 +57,7 @@ def is_deferred(tensor: torch.Tensor) -> bool:
 
 
 class Deferred:
-    """Copies of device tensors, or of samples of large ones, oldest first, that wait for their transfer to the host."""
+    """Copies of device tensors, or of parts of large ones, that wait for their transfer to the host."""
 
     def __init__(self) -> None:
         self._waiting: deque[Waiting] = deque()
@@ -66,7 +66,7 @@ class Deferred:
         self._streams: dict[torch.device, Any] = {}
 
     def add(self, number: int, op: str, argument: str, tensor: torch.Tensor) -> str | None:
-        """Copy a tensor, or a sample of it, on its device; return None, or the reason if that is not possible now."""
+        """Copy a tensor, or a part of it, on its device; return None, or the reason why it was not copied."""
         if is_capturing(tensor.device.type):
             # a copy would become part of the graph
             return NO_COPIES_IN_GRAPHS

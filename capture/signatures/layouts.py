@@ -1,4 +1,4 @@
-"""Parts of sparse, quantized and nested tensors and of packed parameters, and arguments of collectives."""
+"""Parts of tensors that are sparse, quantized or nested, parts of packed parameters, and arguments of collectives."""
 
 from __future__ import annotations
 

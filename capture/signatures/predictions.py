@@ -100,7 +100,7 @@ class CallNode(Recognizer):
 
 
 class CallPredictor:
-    """Predicts the next call of one thread, so that its signature need not be looked up by its key."""
+    """Predicts the next call of one thread, to find its signature faster than by its key."""
 
     def __init__(self) -> None:
         self.nowhere = CallNode(Recognizer(-1, None), (), -1, -1, None)

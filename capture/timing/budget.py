@@ -19,7 +19,7 @@ AFTER = 2
 
 
 class Budget:
-    """Decides which steps are recorded, by a credit: elapsed time increases it, and the capture's work reduces it."""
+    """Decides which steps are recorded, so that the capture takes at most a given share of the program's time."""
 
     def __init__(
         self,

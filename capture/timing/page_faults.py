@@ -104,7 +104,7 @@ class SlowMemory:
         self.excess_ns = 0.0
 
     def slow_calls(self, counted: Mapping[int, CountedCall], signatures: Sequence[int]) -> list[tuple[int, int]]:
-        """Return, for each call whose page faults were slow, its index and its estimated additional time in ns."""
+        """Return the index of each call whose page faults were slow, and the estimated additional time in ns."""
         places = [place for place, call in sorted(counted.items()) if call.faults >= FEWEST]
         if self.usual_ns is None or not places:
             return []

@@ -91,7 +91,7 @@ class OrderlyMode(TorchDispatchMode):
             self.forget()
 
     def forget(self) -> None:
-        """Count the mode as left, because its thread has ended while it was on."""
+        """Count the mode as left, because its thread has ended."""
         with _flags_lock:
             OrderlyMode._count_entered(OrderlyMode._entered - 1)
 

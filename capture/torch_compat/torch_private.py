@@ -109,7 +109,7 @@ _has_kernel: Callable[[str, str], bool] = _places.take(
 
 
 def is_composite(func: Any) -> bool:
-    """Return True if an operator only calls others, or if this version of torch does not report it."""
+    """Return True if an operator only calls others, or if this version of torch does not report this."""
     return _has_kernel(func.name(), "CompositeImplicitAutograd")
 
 

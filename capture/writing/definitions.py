@@ -49,9 +49,7 @@ class _File:
 
 
 class Definitions:
-    """The records to which other records refer, by name (see `name_of`), and which of them the file already
-    contains.
-    """
+    """Records that other records refer to, by name (see `name_of`), and which of them are already in the file."""
 
     def __init__(self, privacy: Policy | None = None, keeps_written: bool = True) -> None:
         self._privacy, self._keeps_written = privacy, keeps_written
@@ -138,7 +136,7 @@ class Definitions:
 
 
 def name_of(record: Record) -> Hashable:
-    """Return the name by which other records refer to a record: its type, and its own or its signature's number."""
+    """Return the type and number by which other records refer to a record."""
     if isinstance(record, Observed | Graph):
         return type(record), record.signature
     return type(record), getattr(record, "number", None)

@@ -1,4 +1,4 @@
-"""A flight recorder: it keeps the latest calls, and writes them as a trace on some events."""
+"""A flight recorder, which keeps the latest calls and writes them when something goes wrong, or on request."""
 
 from __future__ import annotations
 

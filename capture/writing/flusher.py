@@ -32,7 +32,7 @@ UNLIMITED = RecordingLimits()
 
 
 class Flusher:
-    """A thread that writes the data of a recorder to a file while the context is active, and the rest at its end."""
+    """A thread that writes a recorder's data to a file until its context ends."""
 
     def __init__(
         self,

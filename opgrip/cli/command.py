@@ -1,4 +1,4 @@
-"""Start and end of a command, its exit status, and the wording of its messages."""
+"""Start, end and exit status of a command, and the wording of its messages."""
 
 from __future__ import annotations
 

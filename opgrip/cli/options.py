@@ -34,7 +34,7 @@ class Option:
     parse : returns the value from its text; None to keep the text
     repeated : True if the option can be given several times; the value is then a tuple
     several : True if several values can follow the option; the value is then a tuple
-    role : how the option affects the results of a replay: one of the constants of this module such as `CASES`
+    role : effect on the results of a replay, a constant of this module such as `CASES`
     only : names of the inputs that the option applies to, such as `traces`; empty if it applies to all inputs
     """
 

@@ -1,4 +1,4 @@
-"""Records that an accelerator keeps of its kernels, copies and fills, and of the launches that started them."""
+"""Records that an accelerator keeps of kernels, copies and fills, and of their launches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Peak bandwidth of each memory level of a machine, arithmetic rates by dtype, and launch time of an operator."""
+"""Peak bandwidths, arithmetic rates and launch times of a machine."""
 
 from __future__ import annotations
 

@@ -216,7 +216,7 @@ class Child:
         return list(dict.fromkeys(line for line in map(str.rstrip, text.splitlines()) if line))
 
     def finish(self) -> None:
-        """Close the pipe to the child, which asks it to end, and wait until it exits."""
+        """Close the pipe to the child, so that the child ends, and wait until it exits."""
         self._close_input()
         self._wait()
 
@@ -344,7 +344,7 @@ def how_it_ended(status: int) -> str:
 class Finished:
     """Outcome of a program that was run.
 
-    status : exit status; minus the number of the signal that ended it; None if it was killed because it took too long
+    status : exit status; minus the number of the signal that ended the program; None if it was killed after `timeout_s`
     """
 
     status: int | None

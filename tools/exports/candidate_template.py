@@ -1,4 +1,6 @@
-"""Starting points of candidates: files with an operator's schema, its recorded calls, and a function that calls it."""
+"""Starting points of candidates: files with an operator's schema, its recorded calls, and a function that calls the
+operator.
+"""
 
 from __future__ import annotations
 

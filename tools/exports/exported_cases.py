@@ -1,4 +1,4 @@
-"""Scripts that only need torch: a call, the recorded operators of a module, or a gripped sample."""
+"""Scripts, which need only torch, that run a call, the recorded operators of a module, or a gripped sample."""
 
 from __future__ import annotations
 

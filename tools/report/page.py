@@ -1,4 +1,4 @@
-"""The HTML page of a report: its assembly, and its views of runs and comparisons."""
+"""The HTML page of a report, with its views of runs and comparisons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The subcommands of `opgrip`: modules of this package, and entry points `opgrip.verbs` of other packages."""
+"""The subcommands of `opgrip`: modules of this package, and entry points `opgrip.verbs` in other packages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`opgrip candidate init`: a file to begin an implementation of an operator or a module with."""
+"""`opgrip candidate init`: a file in which to implement an operator or a module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`opgrip machine` and `opgrip autostart`: this machine's peaks, and requests to record."""
+"""`opgrip machine` and `opgrip autostart`: this machine's peaks, and recording on demand of unchanged programs."""
 
 from __future__ import annotations
 

@@ -238,7 +238,7 @@ def read_corpus(
 
 
 def weighted(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return a corpus's table with the column `weight`, the weight of the row's trace in statistics over models."""
+    """Add the column `weight` to a corpus's table: the weight of the row's trace in statistics over models."""
     traces = frame.groupby("trace", sort=False).agg(
         source=("source", "first"), model=("model", "first"), time_us=("time_us", "sum"), calls=("count", "sum")
     )

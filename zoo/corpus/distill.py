@@ -1,4 +1,4 @@
-"""Choice of a few cases that represent the cases of many traces, and a check of the times that they predict."""
+"""Choice of a few cases that represent many traces, and a check of the times that they predict."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scores of a trace, of a model, and of all models in one run configuration."""
+"""Scores of traces and models, and of all models together."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ class Score:
 
     @property
     def covered(self) -> float | None:
-        """Share of the baseline's time whose cases were replayed; a trace that was not replayed counts as 0."""
+        """Share of the baseline's time that belongs to replayed cases; a trace that was not replayed counts as 0."""
         timed_models = [model for model in self.models if any(trace.whole_us for trace in model.traces)]
         share = _mean_share((model, model.selected or 0.0) for model in timed_models)
         traces = sum(len(model.traces) for model in timed_models)

@@ -1,4 +1,4 @@
-"""The score: how many times as fast as a baseline a device or compiler runs real models."""
+"""Scores of results: the speed of a device or compiler on real models, relative to a baseline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Uncertainty of replayed times: of one case, of the sum over a trace, and of the mean over models."""
+"""Uncertainty of replayed times and scores."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def of_mean(parts: Iterable[tuple[float, Uncertainty]]) -> Uncertainty:
 
 
 def interval_of(models: Sequence[tuple[float, float]]) -> tuple[float, float] | None:
-    """Return the 95 % confidence interval of the weighted geometric mean of scores over models.
+    """Return the 95 % confidence interval of the weighted geometric mean of the models' scores.
 
     models : logarithm of the score, and weight, of each model
     """

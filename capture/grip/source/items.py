@@ -79,7 +79,7 @@ def _read(statement: ast.Import | ast.ImportFrom, name: str, package: str) -> li
 
 
 def source_module(statement: ast.ImportFrom, package: str) -> str:
-    """Return the full name of the module that a `from` statement in a module of `package` imports from."""
+    """Return the full name of the module in a `from` statement, which may be relative to `package`."""
     if not statement.level:
         return statement.module or ""
     parents = package.split(".")

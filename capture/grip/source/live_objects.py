@@ -112,7 +112,7 @@ class Meaning:
 
 
 def resolve(use: Use, namespace: Namespace) -> Meaning:
-    """Return the object to which a free name with its attributes refers, and how a sample includes it."""
+    """Return the object that a free name with its attributes refers to, and how a sample includes the object."""
     thing, attribute_count = namespace.lookup(use.name), 0
     while isinstance(thing, ModuleType) and not is_imported(thing.__name__) and attribute_count < len(use.attributes):
         thing = getattr(thing, use.attributes[attribute_count], ABSENT)
@@ -276,7 +276,7 @@ class _Words:
 
 
 def named_in(objects: Iterable[Any], mentioned: Mentioned) -> list[type | FunctionType]:
-    """Return the functions and classes of the program that `objects` contain or are instances of."""
+    """Return the program's functions and classes that `objects` contain, and the program's classes of these objects."""
     types_and_functions: dict[type | FunctionType, None] = {}
     objects_by_id: dict[int, Any] = {}
     queue = list(objects)

@@ -1,4 +1,4 @@
-"""Conversion of a gripped function to the text of a self-contained module, and choice of the names in it."""
+"""Conversion of a gripped function to a self-contained module."""
 
 from __future__ import annotations
 

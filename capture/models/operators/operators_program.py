@@ -1,4 +1,4 @@
-"""Program of operator calls: selection of operators, one of which runs in each step, and coverage of the operators."""
+"""Program that runs one operator in each step: selection and coverage of the operators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sample calls of operators: generated from schemas, resized if requested, tried, and run under the capture if new."""
+"""Sample calls of operators: how they are generated, resized and tried."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Coverage:
 
 @contextmanager
 def seeded(*parts: object) -> Iterator[None]:
-    """In the `with` block, seed the generators of torch, numpy and Python with a hash of `parts`; then restore them."""
+    """Seed the random generators of torch, numpy and Python with a hash of `parts` for the `with` block."""
     seed = int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=4).digest(), "big")
     of_numpy, of_python = np.random.get_state(), random.getstate()
     with torch.random.fork_rng(devices=[]):
@@ -389,7 +389,7 @@ HANGS = "it takes too long"
 
 
 def try_all(trials: Sequence[Callable[[], Any]]) -> Iterator[tuple[Any, str]]:
-    """Run functions in child processes; yield each one's result as JSON types, and its error or an empty string."""
+    """Run functions in child processes; yield the result of each, and its error or an empty string."""
     done = 0
     while done < len(trials):
         for outcome in _try_from(trials, done):
@@ -536,7 +536,7 @@ def why_not(function: Any) -> str:
 
 
 def schema_samples(function: Any, device: str, dtype: torch.dtype, wants_grad: bool) -> Iterator[Arguments]:
-    """Yield arguments that an operator may accept, by its schema: tensors of one shape, small numbers, and lists."""
+    """Yield arguments with types from an operator's schema: tensors of one shape, small numbers, and lists."""
     required = [item for item in function._schema.arguments if not item.has_default_value()]
     kinds = {kind for item in required for kind in _kinds(item.type)}
     numbers = sorted(kinds & VALUES.keys())
