@@ -97,8 +97,8 @@ def joined(report: NsysReport) -> tuple[Runs, int]:
 
 
 def joined_alone(reports: Iterable[NsysReport]) -> tuple[Runs, int]:
-    """Return the timed runs by row in several reports, and the number of kernels, copies and other device work that
-    were launched outside opgrip's ranges.
+    """Return the timed runs of each row in several reports, and the number of kernels, copies and other device work
+    that were launched outside opgrip's ranges.
     """
     runs_by_row: Runs = defaultdict(list)
     all_outside = 0

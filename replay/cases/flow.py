@@ -1,4 +1,4 @@
-"""A trace's calls in order, and the storages and the newly mapped memory that each of them uses."""
+"""A trace's calls in order, with the storages and the newly mapped memory that each call uses."""
 
 from __future__ import annotations
 

@@ -53,9 +53,7 @@ class TraceTarget:
 
 
 def targets_of(names: Sequence[str]) -> list[TraceTarget] | None:
-    """Return the traces that the names on a command line refer to, each once; None for a single trace or for
-    samples.
-    """
+    """Return the traces that a command line names, each once; None for a single trace or for samples."""
     if len(names) == 1 and not (_is_zoo(names[0]) or is_folder_of_traces(names[0])):
         return None
     manifest = {trace.name: trace for trace in read_manifest()}

@@ -98,7 +98,7 @@ MAD_TO_DEVIATION, MAD_EFFICIENCY = 1.4826, 0.37
 
 @dataclass(frozen=True, slots=True)
 class Prior:
-    """The variance of a case's log median from one replay to the next, as known before the case's repeats are seen.
+    """The variance of a case's log median between replays, as known before the case's repeats are seen.
 
     freedom : degrees of freedom of this knowledge; high if the variances of cases are similar
     """

@@ -155,7 +155,7 @@ def assemble(spec: TensorSpec, parts: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def pack(value: Any) -> Any:
-    """Return torch's object of packed parameters if an argument describes one, and other arguments unchanged."""
+    """Return torch's object for packed parameters if `value` describes one, else `value`."""
     if isinstance(value, ObjectSpec) and value.cls in PACKERS:
         return getattr(torch.ops.quantized, value.cls.removeprefix(PACKED_BY))(*value.content)
     return value

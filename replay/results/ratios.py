@@ -47,7 +47,7 @@ def shares_by(row: Result, by: str) -> dict[str, float]:
 
 
 def base_index(index: int, rows: Sequence[Result], reference: str) -> int | None:
-    """Return the index of the row of the same case with which a row is compared, or None if there is none."""
+    """Return the index of the row with which a row of the same case is compared, or None if there is none."""
     row = rows[index]
     alike = [
         other

@@ -84,7 +84,7 @@ def prepare(
     cached_rows: Mapping[int, Result] | None = None,
     only: int | None = None,
 ) -> list[Prepared]:
-    """Return the row of each variant of a case, with the function to time if there is one.
+    """Return the row of each variant of a case, with the function to time if the variant can be timed.
 
     announce : called with case number and row number before each row is prepared
     cached_rows : rows of the variants that were compiled before, by row number

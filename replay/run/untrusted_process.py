@@ -178,7 +178,7 @@ def timed(
 
 
 def adopt_orphans() -> None:
-    """Fork and continue in the child, while this process waits and then ends with the child's status."""
+    """Fork and continue in the child; this process waits for the child and ends with its status."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     if not (own := os.fork()):
         end_with_parent()

@@ -84,7 +84,7 @@ class ConcurrentRun:
     """Times of one function while other functions ran at the same time.
 
     loaded : mean time of a run in ns in each repeat; a repeat lasts until all functions have run once
-    overlap : time of all functions one after the other, divided by their time when run concurrently
+    overlap : time of all functions if run one after the other, divided by their time if run at once
     """
 
     timed_function: TimedFunction

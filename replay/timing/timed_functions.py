@@ -47,7 +47,7 @@ class Run(NamedTuple):
 
 @dataclass(slots=True)
 class InputSet:
-    """Copies of the same inputs, and the arguments made from them if runs do not change them."""
+    """Copies of the same inputs, and the arguments made from them if runs do not write into the inputs."""
 
     sets: list[Inputs]
     ready: list[Arguments] = field(default_factory=list)

@@ -40,7 +40,7 @@ def rows_ahead(workload: Workload, done: Collection[int] = ()) -> list[Row]:
 
 
 def in_parts(rows: Collection[Row], workload: Workload, jobs: int) -> list[tuple[list[Row], int]]:
-    """Split rows into parts that are compiled one after the other; return each part with its number of processes."""
+    """Split rows into parts that are compiled one after the other, each with its number of processes."""
     if torch.device(workload.device).type == "cpu":
         return [(list(rows), jobs)]
     free_bytes = workload.request.limits.memory_limit or free_by_driver(workload.device)

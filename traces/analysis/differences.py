@@ -33,7 +33,7 @@ STEP, TRACE, CALL = "step", "trace", "call"
 
 @dataclass(slots=True)
 class Cases:
-    """All calls on one side of a comparison that have the same operator and arguments.
+    """All calls of one operator with the same arguments on one side of a comparison.
 
     times_us : for each signature, median time of a call and number of calls
     """

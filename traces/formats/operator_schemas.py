@@ -158,7 +158,9 @@ def bind(name: str, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
 
 
 def registered(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], losses: Losses) -> Bound:
-    """Return the call of the overload that a file names or, if torch lacks it, of one that accepts the arguments."""
+    """Return the call of the overload that a file names; if torch lacks it, of an overload that accepts the
+    arguments.
+    """
     as_named = Bound(name, tuple(args), _with_device(kwargs))
     packet, _, overload = name.rpartition(".")
     if _is_registered(name) or "." not in packet:
@@ -256,7 +258,7 @@ def _bind(schema: Any, args: Sequence[Any], kwargs: dict[str, Any], is_named: bo
 
 
 def without_defaults(bound: Bound, schema: Any = None) -> Bound:
-    """Return a call without named and last positional arguments that equal their defaults."""
+    """Return a call without arguments that equal their defaults, if these are named or come last."""
     schema = schema or schemas_of(bound.op)[0]
     parameters = {item.name: item for item in schema.arguments}
     kwargs = {name: value for name, value in bound.kwargs.items() if not _is_default(parameters[name], value)}

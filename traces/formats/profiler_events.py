@@ -105,7 +105,7 @@ class EventColumns:
 class EventTable:
     """Table of all events in a profile that concern operators and their kernels.
 
-    work : kernels, by number of the operator that launched them
+    work : kernels, by the number `external` of the event that launched them
     """
 
     def __init__(self) -> None:

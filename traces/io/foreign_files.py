@@ -78,7 +78,7 @@ class ForeignFile:
 
     path : path of the file, or of a folder if the format consists of folders
     unbounded : True if no limits apply, for a trusted file
-    capture : for a profile of launches of CUDA graphs, another profile, made while the program captured these graphs
+    capture : for a profile with launches of CUDA graphs, a second profile, made while the program captured these graphs
     """
 
     path: Path

@@ -33,8 +33,8 @@ class TraceReader:
     """Iterator over the records of a trace file.
 
     unbounded : True to read a file that exceeds the limits in `json_values.py`; only for trusted files
-    format_name : read the file in this format instead of the detected one
-    capture : if the file is a profile of launches of CUDA graphs, the profile made while these graphs were captured
+    format_name : format in which to read the file, instead of the detected one
+    capture : for a profile with launches of CUDA graphs, a second profile, made while the program captured these graphs
 
     missing : after the iteration, a description of the missing part of the file; None if it is complete
     unknown : number of ignored records of unknown types, and of unknown fields, by name of the type or field

@@ -86,9 +86,7 @@ Times: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def with_functions(calls: pd.DataFrame) -> Times:
-    """Return the device times of a trace's calls, with the sum of its inner calls for a function recorded with
-    `--grip`.
-    """
+    """Return the device times of calls; a function recorded with `--grip` gets the sum of its inner calls' times."""
     times = calls["device_ns"].to_numpy(dtype=np.float64, copy=True)
     functions = (calls["kind"] == FUNCTION).to_numpy()
     if not functions.any() or np.isnan(times).all():

@@ -83,7 +83,7 @@ def with_limits(
 
 
 def dtype_of(workload: Workload) -> Callable[[Result], str | None]:
-    """Return a function that returns the dtype in which a row's case computes: `tf32` instead of float32 if the
+    """Return a function that determines the dtype in which a row's case computes: `tf32` instead of float32 if the
     recorded torch settings allow TF32.
     """
     context_of_case = {case.number: case.context for case in workload.cases}
@@ -161,10 +161,7 @@ def nearness(rows: Sequence[Result]) -> list[Nearness]:
 def print_roofline(rows: Sequence[Result], file: IO[str]) -> None:
     entries = nearness(rows)
     if not entries:
-        print(
-            "no row has a known roofline limit: nothing was timed, or calls have unknown bytes and operations",
-            file=file,
-        )
+        print("no roofline limit is known: nothing was timed, or the bytes and operations are unknown", file=file)
         return
     columns = [
         TableColumn("share", "share", ".1%", rank=2),

@@ -116,7 +116,7 @@ LEAST_US, MOST_US = 1.0, 100.0  # minimum range of the axis of times, in us
 
 
 def draw(rows: Sequence[Result], ceilings: Peaks, threads: int, title: str) -> Figure:
-    """Return a figure with the roofline of rows with arithmetic, and the times of the other rows over their bytes."""
+    """Return a figure: a roofline of rows with arithmetic, and a plot of the other rows' times over their bytes."""
     shown = [row for row in rows if LimitColumns.of(row).bound is not None and row.median_us]
     computing = [row for row in shown if row.flops and row.bytes_moved]
     others = [row for row in shown if not (row.flops and row.bytes_moved)]

@@ -161,7 +161,7 @@ def _valid_indices(rules: _Rules, args: tuple[Any, ...], kwargs: Mapping[str, An
 
 
 def bound_indices(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Clamp, in place, the indices of a call that the operator does not check itself."""
+    """Clamp, in place, those indices of a call that the operator does not check itself."""
     rules = _rules_of(function)
     for _, index, valid in [] if rules is None else _valid_indices(rules, args, kwargs):
         if not torch.equal(index, valid):
@@ -169,7 +169,7 @@ def bound_indices(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any
 
 
 def bounded_arguments(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
-    """Return a call's arguments with clamped copies of the index tensors that the operator does not check itself."""
+    """Return a call's arguments with clamped copies of those index tensors that the operator does not check itself."""
     rules = _rules_of(function)
     if rules is None:
         return args, kwargs

@@ -33,7 +33,7 @@ _turns = count()  # numbers of the replays in this process, equal in all ranks, 
 class Control:
     """Process group of all ranks of a replay, with a thread in each rank that sends heartbeats.
 
-    timeout_s : time without a heartbeat of some rank after which all ranks end
+    timeout_s : all ranks end if one of them sends no heartbeat for this time
     """
 
     def __init__(self, launch: RankLaunch, timeout_s: float) -> None:

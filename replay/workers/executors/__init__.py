@@ -50,8 +50,7 @@ class Executor(Protocol):
         """Return facts about machines and devices for the header of results; call it after the cases have run."""
 
     def compile(self, workload: Workload, done: Collection[int], reporter: Reporter, may_fork: bool) -> CachedRows:
-        """Compile the functions of the rows whose mode needs a compiler; return these rows by case number and row
-        number.
+        """Compile the functions of rows whose mode needs a compiler; return these rows by case number and row number.
 
         done : numbers of finished cases, which are left out
         may_fork : True if this process has not used torch yet, so that it can be forked

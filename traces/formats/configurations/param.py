@@ -66,7 +66,7 @@ from opgrip.traces.table.trace import Trace
 class SectionEntry:
     """One entry of a `build` or `input` section, after ranges and other macros were replaced by values.
 
-    weight : number of values in the entry as written, which measures the cost of generating its arguments
+    weight : number of values in the entry as it is written in the file
     """
 
     form: dict[str, Any] | None

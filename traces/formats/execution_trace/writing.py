@@ -1,4 +1,4 @@
-"""Makes the nodes of an execution trace: calls, and around them the threads, phases, modules and labels."""
+"""Makes the nodes of an execution trace: calls, inside nodes for threads, phases, modules and labels."""
 
 from __future__ import annotations
 

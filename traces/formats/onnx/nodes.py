@@ -28,7 +28,7 @@ Fold = Callable[[list[Numbers], Mapping[str, Any]], Numbers]
 def complete(
     nodes: Any, shapes: Shapes, constants: dict[str, Numbers], read: Callable[[Any], Any], infer: Callable[..., Shapes]
 ) -> None:
-    """Add all shapes and small constants that follow from known ones to `shapes` and `constants`."""
+    """Compute further shapes and small constants from the known ones, and add them to `shapes` and `constants`."""
     for node in nodes:
         if node.domain not in ("", "ai.onnx") or node.op_type == "Constant":
             continue
