@@ -1,4 +1,4 @@
-"""Patterns for the names of functions: matching, search in loaded modules, and replacement of functions by wrappers."""
+"""Patterns for the names of functions, and the search and replacement of matching functions."""
 
 from __future__ import annotations
 

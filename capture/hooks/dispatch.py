@@ -1,4 +1,4 @@
-"""The dispatch mode, which sees every operator that the dispatcher runs in its thread, below autograd and autocast."""
+"""The dispatch mode, which sees every operator that runs in its thread."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Recording on demand: an agent in a running process, its recordings of steps, and clients that request recordings."""
+"""Recording on demand of running processes."""

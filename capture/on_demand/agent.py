@@ -1,4 +1,4 @@
-"""The agent: a thread in the recorded process that waits for requests to record, from clients or the program itself."""
+"""The agent: a thread in the recorded process that waits for requests to record."""
 
 from __future__ import annotations
 

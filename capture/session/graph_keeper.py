@@ -1,4 +1,4 @@
-"""The calls of CUDA graphs that a program captures while nothing is recorded, kept for recordings that begin later."""
+"""The calls of CUDA graphs that a program captures before a recording begins."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ AFTER = 2
 
 
 class Budget:
-    """Decides which steps are recorded, so that the capture takes at most a given share of the program's time."""
+    """Decides which steps are recorded, so that the capture keeps to its share of the program's time."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Private interfaces of torch's compiler and of higher-order operators, such as `torch.cond`, which take functions."""
+"""Private interfaces of torch's compiler and of higher-order operators, such as `torch.cond`."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def is_faking() -> bool:
 
 
 def is_plain(kind: type) -> bool:
-    """Return True if a tensor class does not define `__torch_dispatch__`."""
+    """Return True if a tensor class does not override `__torch_dispatch__`."""
     return kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__  # type: ignore[attr-defined]
 
 

@@ -1,4 +1,4 @@
-"""The machine: its processors, devices and free memory, the counters of NVIDIA GPUs, and a cache of measured speeds."""
+"""The machine: its processors, devices and free memory, and a cache of measured speeds."""
 
 from __future__ import annotations
 

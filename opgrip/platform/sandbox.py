@@ -216,7 +216,7 @@ class Child:
         return list(dict.fromkeys(line for line in map(str.rstrip, text.splitlines()) if line))
 
     def finish(self) -> None:
-        """Close the pipe to the child, so that the child ends, and wait until it exits."""
+        """Close the pipe to the child, and wait until the child exits."""
         self._close_input()
         self._wait()
 

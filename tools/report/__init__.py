@@ -1,4 +1,4 @@
-"""The HTML report: one offline file that shows results and traces, with charts by Plotly and tables by DataTables."""
+"""The HTML report: one offline file that shows results and traces."""
 
 from opgrip.tools.report.page import make_page
 

@@ -203,7 +203,7 @@ POINTS_A_DECADE = 10  # number of points per decade of the curve over the launch
 
 
 def describe_launches(trace: Trace, key_by_signature: Mapping[int, str]) -> Plain:
-    """Return statistics of launches for all calls, by module, operator and case, and the distribution of their times.
+    """Return statistics of launches, by module, operator and case, and the distribution of their times.
 
     key_by_signature : key of the case of each signature, by signature number
     """

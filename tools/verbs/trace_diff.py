@@ -1,4 +1,4 @@
-"""`opgrip trace diff` and `validate`: compare a trace with another one, and check that it conforms to its format."""
+"""`opgrip trace diff` and `validate`: compare traces, and check that they conform to the format."""
 
 from __future__ import annotations
 

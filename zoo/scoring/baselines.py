@@ -1,4 +1,4 @@
-"""Baselines of scores: times of the zoo's cases on one machine, in a small JSON file."""
+"""Baselines of scores: times of cases on one machine, in a small JSON file."""
 
 from __future__ import annotations
 

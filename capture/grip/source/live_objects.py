@@ -1,4 +1,4 @@
-"""Live objects of the program: what free names refer to, the source of functions and classes, and imported packages."""
+"""Live objects of the program to which free names refer, and the source of functions and classes."""
 
 from __future__ import annotations
 

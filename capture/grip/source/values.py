@@ -1,4 +1,4 @@
-"""Constants of a sample: expressions that recreate a value, and tests whether the original statement can be used."""
+"""Constants of a sample, and the expressions that recreate their values."""
 
 from __future__ import annotations
 
