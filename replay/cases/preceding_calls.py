@@ -201,11 +201,7 @@ class _Uses(NamedTuple):
 
 
 class _Blocks:
-    """The memory that the program's calls use, and the order of its last uses.
-
-    A storage that a call returns is assumed to get the block of its size that was freed last, and to be freed after its
-    last use, as usual allocators do. Other storages existed before, and were used when the same calls ran before.
-    """
+    """Last uses of the memory of a program. A result is assumed to reuse the memory of its size that was freed last."""
 
     def __init__(self, calls: Sequence[_Uses]) -> None:
         last_use: dict[int, tuple[int, int]] = {}

@@ -97,7 +97,7 @@ class SubgraphCall:
 class SubgraphRun:
     """The consecutive calls that one thread made in one module or function.
 
-    contexts : number of the torch settings of each call
+    contexts : for each call, number of the torch settings under which it ran
     """
 
     place: TimelinePlace

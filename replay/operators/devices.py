@@ -131,7 +131,7 @@ def limit_device_memory(device: str, limit: int | None) -> int | None:
 
 
 def free_by_driver(device: str) -> int | None:
-    """Return an accelerator's free memory in bytes as NVML reports it without a context; None if unknown."""
+    """Return an accelerator's free memory in bytes from NVML, which needs no CUDA context; None if unknown."""
     gpu = find_gpu(device)
     if gpu is None:
         return None
@@ -143,7 +143,7 @@ def free_by_driver(device: str) -> int | None:
 
 @contextmanager
 def without_waiting(device: str) -> Iterator[None]:
-    """Make operators in the `with` block raise an error if they wait for the device and torch can detect this."""
+    """Make operators in the `with` block raise an error if torch detects that they wait for the device."""
     module = module_of(device)
     if not hasattr(module, "set_sync_debug_mode"):
         yield

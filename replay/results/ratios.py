@@ -1,4 +1,4 @@
-"""Ratios of rows to a reference row, shares in groups, captured times in graphs, and one row for several repeats."""
+"""Ratios of rows to a reference row, shares by group, captured times of calls in graphs, and merging of repeats."""
 
 from __future__ import annotations
 

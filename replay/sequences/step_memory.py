@@ -207,7 +207,7 @@ Action: TypeAlias = tuple[bool, int, int]
 class StreamPlan:
     """The stream on which each call of a step runs.
 
-    before : by index of a call, what streams do before it: wait for marks, or set marks (points for which others wait)
+    before : by index of a call, actions of streams before it: to wait for marks, or to set marks for which others wait
     crossing : for each storage that several streams use, the numbers of these streams
     """
 

@@ -1,4 +1,4 @@
-"""Passes of a step replay: runs of all calls of the step, in pairs if a mode is compared with eager."""
+"""Timed runs of all calls of a step (passes), in pairs if a mode is compared with eager."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ RESAMPLES = 100  # number of bootstrap samples
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """Times and memory of one pass over a step.
+    """Times and memory of one run of all calls of a step.
 
     peak_bytes : largest size of the memory that calls allocated
-    is_contended : True if other processes used the cores for a relevant share of the pass
-    eager : pass in eager that was timed just before or after this one, if the mode is compared with eager
+    is_contended : True if other processes used the cores for a relevant share of the run
+    eager : run in eager that was timed just before or after this one, if the mode is compared with eager
     """
 
     times_ns: list[int]
@@ -47,10 +47,10 @@ class Pass:
 
 @dataclass(slots=True)
 class Passes:
-    """The timed passes over a step.
+    """The timed runs of a step.
 
-    contended : passes in which other processes used the cores; only their undisturbed calls can count
-    is_contended : True if `kept` contains contended passes because there are no others
+    contended : runs in which other processes used the cores; only their undisturbed calls can count
+    is_contended : True if `kept` contains contended runs because there are no others
     """
 
     kept: list[Pass] = field(default_factory=list)
@@ -70,7 +70,7 @@ class Passes:
             self.kept.append(one)
 
     def settle(self) -> None:
-        """Use the times of contended passes if there are no other passes."""
+        """Use the times of contended runs if there are no other runs."""
         if self.contended and not self.kept:
             self.kept, self.contended, self.is_contended = self.contended, [], True
 
@@ -84,7 +84,7 @@ class Passes:
 
 @dataclass(frozen=True, slots=True)
 class PairedSaving:
-    """The share of a step's time that a mode saves, measured in pairs of passes in the mode and in eager.
+    """The share of a step's time that a mode saves, measured in pairs of runs in the mode and in eager.
 
     saving, error : saved share of the step's time, negative if the mode is slower; half of its 95 % interval
     own_saving, own_error : part of `saving` in the calls that run in the mode, and half of its 95 % interval
@@ -129,7 +129,7 @@ RunPass: TypeAlias = Callable[[Any, str, Any, Slowdown], tuple[Pass, str]]
 
 
 def run_timed(dry_run: DryRun, device: str, watch: CallTimer, slowdown: Slowdown) -> tuple[Pass, str]:
-    """Run the calls of the step once; return the pass, and why a call failed (empty if none failed)."""
+    """Run the calls of the step once; return the times, and the reason why a call failed (empty if none failed)."""
     synchronize, failure = synchronizer(device), ""
     allocator = module_of(device) if is_accelerator(device) else None
     at_start = 0

@@ -520,7 +520,7 @@ class Confirmation:
     own_saving, own_error : part of `saving` in the calls of candidates, and half of its 95 % interval
     share : share of the replayed step's time that the calls of candidates take in eager
     estimated : saving in the recorded step that is estimated from single calls
-    estimated_here : the same for the replayed step, in which the calls take other shares than in the recorded one
+    estimated_here : the same estimate for the replayed step, in which calls take other shares of the time
     """
 
     saving: float

@@ -25,7 +25,7 @@ Flags: TypeAlias = "np.ndarray[Any, np.dtype[np.bool_]]"
 
 @dataclass(frozen=True, slots=True)
 class SignatureTimes:
-    """How the calls of a signature ran, and their times over all timed passes.
+    """How the calls of a signature ran, and their times over all timed runs of the step.
 
     substituted : number of calls that ran on generated arguments
     spread : interquartile range of the timings, relative to their median
@@ -140,9 +140,9 @@ class SequenceResult:
 def make_result(
     trace: Trace, flow: ProgramFlow, plans: Sequence[CallPlan], on_host: Passes, on_device: Passes, device: str
 ) -> SequenceResult:
-    """Return the result of a step from its plans and timed passes.
+    """Return the result of a step from its plans and timed runs.
 
-    on_host, on_device : passes timed with the host's clock, and with the device's (no passes on the CPU)
+    on_host, on_device : runs timed with the host's clock, and with the device's (none on the CPU)
     """
     passes, shown = on_host.kept, on_device if on_device.kept else on_host
     failure = "" if passes else f"all {on_host.failures} passes failed, the last one in {on_host.failure}"

@@ -308,7 +308,7 @@ class Tuner(NamedTuple):
     """A tuner of kernels.
 
     headers : first line of each list, by the list's name
-    mark : text at the start of a file of tuned entries; empty if the tuner writes none
+    mark : text at the start of a file of tuned entries; empty if the tuner writes no such file
     """
 
     entry: Callable[[Problem], Entry]

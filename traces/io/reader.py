@@ -37,7 +37,8 @@ class TraceReader:
     capture : for a profile with launches of CUDA graphs, a second profile, made while the program captured these graphs
 
     missing : after the iteration, a description of the missing part of the file; None if it is complete
-    unknown : number of ignored records of unknown types, and of unknown fields, by name of the type or field
+    unknown : number of ignored records and fields that this version does not know, by name of the record's type or the
+        field
     records : number of records read, including ignored ones
     losses : content of another tool's file that a trace cannot hold, and content that the file lacks
     """

@@ -23,7 +23,7 @@ HINT = "merge the traces of all ranks: opgrip trace merge step.rank*.jsonl -o st
 
 
 def recorded_ranks(trace: Trace) -> dict[int, int | None]:
-    """Return the process number of each rank in a merged trace, or None for each rank of another trace."""
+    """Return the ranks of a trace's program; in a merged trace, each with the number of its process."""
     headers = trace.header.get("processes")
     ranks: dict[int, int | None] = {}
     for process, header in enumerate(headers if isinstance(headers, list) else []):

@@ -102,8 +102,8 @@ class StepOutcome:
 def replay_ranks(
     workload: Workload, options: RankOptions, control: Control, on_progress: ProgressCallback = ignore_progress
 ) -> StepOutcome | None:
-    """Replay this rank's part of a trace together with the other ranks; rank 0 returns the results of all, others
-    None.
+    """Replay this rank's part of a trace together with the other ranks; return all results in rank 0, None in
+    others.
     """
     settings = sequence_settings(workload)
     if settings.mode != EAGER:
@@ -381,7 +381,7 @@ def _median(times: Sequence[Times]) -> float:
 class Stamps:
     """Times of the collectives that a rank ran in one run of the step; each list has one item per collective.
 
-    held_ns : how long the collective blocked the rank's thread
+    held_ns : time for which each collective blocked the rank's thread
     """
 
     places: list[int]

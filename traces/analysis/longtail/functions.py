@@ -41,7 +41,7 @@ class LongTailFunction:
     """A Python function that consists of many small operators, with sums over all its calls in all traces.
 
     pattern : value of `opcapture --grip` that selects the function
-    launches, backward_launches : number of calls of operators by the function, and by its backward pass
+    launches, backward_launches : number of operator calls made by the function, and by its backward pass
     host_ns : total host time in and between operators
     fused_ns : time to read and write `bytes` at the memory bandwidth
     command : `opcapture` command that runs the program again and records the calls of the function

@@ -105,7 +105,7 @@ def group_of(signature: Signature) -> GroupSpec | None:
 
 
 def peer_of(signature: Signature, exchange: ExchangeOp) -> int | None:
-    """Return the rank, within the group, of the root of a collective or of the other process of a message."""
+    """Return the rank, within its group, of a collective's root or of a message's other process."""
     if not exchange.has_peer:
         return None
     return next((leaf for leaf in signature.args[exchange.count :] if type(leaf) is int), None)

@@ -1,4 +1,4 @@
-"""Generators of arguments for the entries of a configuration file."""
+"""Generators of arguments for the cases of a configuration file."""
 
 from __future__ import annotations
 

@@ -214,7 +214,7 @@ class OnnxNode:
     inputs : tensors, None for an omitted input
     outputs : tensors, None for an unused output
     constants : values of each input, None if unknown or too many
-    between : returns a new storage number, for a value that one call of this node passes to the next
+    between : returns a new storage number for a value that one call of this node passes to another
     """
 
     op: str
