@@ -110,7 +110,7 @@ FOR_BACKWARD: Mapping[str, Sequence[int]] = {
 
 
 def with_unused_results(cases: Sequence[Case], trace: Trace) -> list[Case]:
-    """Return copies of the cases in which `unused` lists the indices of results that the program does not use."""
+    """Return the cases; `unused` of each contains the indices of results that the program probably does not use."""
     candidates = {
         case.trace_number: {*FOR_BACKWARD[packet]}
         for case in cases

@@ -28,7 +28,9 @@ class _Run:
 def check_contract(
     operator: Function, candidate: Function, inputs: Inputs, unused: Collection[int] = ()
 ) -> ResultVerdict:
-    """Return the verdict on a candidate's results apart from their values."""
+    """Return the verdict on everything but the values of a candidate's results, such as strides and written
+    arguments.
+    """
     expected, actual = _run(operator, inputs, SEED), _run(candidate, inputs, SEED)
     faults = [f"writes into argument {place}" for place in sorted(actual.written - expected.written)]
     for place, (ours, theirs) in enumerate(zip(actual.outputs, expected.outputs, strict=False)):

@@ -53,7 +53,7 @@ class Pace:
         self._best = min(_probe_ns() for _ in range(50))
 
     def is_slowed(self) -> bool:
-        """Return True if the processor takes over a third longer for the same work than at its highest speed."""
+        """Return True if the processor takes over a third longer for the same work than at its highest speed so far."""
         first = _probe_ns()
         probe_ns = first if first <= self._best * SLOWED else min(first, _probe_ns())
         self._best = min(self._best, probe_ns)

@@ -314,7 +314,9 @@ SPACES = ("special", "linalg", "fft")  # modules of torch whose functions are op
 
 
 def operator_name(name: str) -> str:
-    """Return the operator that a Python function calls, such as `aten::relu` for `torch.nn.functional.relu`."""
+    """Return the name of the operator for the name of a function, such as `aten::relu` for
+    `torch.nn.functional.relu`.
+    """
     if "::" in name:
         return name
     parts = name.removeprefix("torch.ops.").split(".")
