@@ -37,9 +37,12 @@ class MemoryUse:
     def of(cls, memory: Sequence[torch.Tensor], distance: int, age: int) -> MemoryUse:
         return cls(sum(part.numel() for part in memory), partial(_use, memory), distance, age)
 
-    def is_near(self, most: int) -> bool:
+    def is_near(self, most: int, used: int) -> bool:
+        """Return True if it needs no use before the run, if `used` more bytes are used."""
+        if self.age is None:
+            return used == 0
         near = max(NEAR_BYTES, NEAR_SHARE * self.distance)
-        return self.age is None or abs(min(self.age, most) - min(self.distance, most)) <= near
+        return abs(min(self.age + used, most) - min(self.distance, most)) <= near
 
 
 class Caches:
@@ -69,14 +72,15 @@ class Caches:
 
         before : the preceding calls as one use of memory; None if they have just run
         """
-        if before is None and all(use.is_near(self.most) for use in uses):
+        if before is None and all(use.is_near(self.most, 0) for use in uses):
             return
-        near = sorted((use for use in uses if use.distance < self.most), key=lambda use: -use.distance)
+        # of what was used too recently, one is not used again: in a cache, lines that are used often stay longer
+        missing = max((min(use.distance, self.most) - use.age for use in uses if use.age is not None), default=0)
+        near = [use for use in uses if use.distance < self.most and not use.is_near(self.most, missing)]
+        near.sort(key=lambda use: -use.distance)
         needs = [use.distance + use.size for use in near] + [0]
         before_size = 0 if before is None else before.size
-        after = max([before_size, *needs])
-        ages = [use.age for use in uses if use.distance >= self.most and use.age is not None]
-        self._read(self.most - min(ages, default=self.most) - after)
+        self._read(missing - max(before_size, *needs))
         for use, need in zip(near, needs[1:], strict=True):
             if before is not None and use.distance < before_size / 2:
                 before.use()
