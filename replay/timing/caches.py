@@ -75,7 +75,7 @@ class Caches:
         if before is None and all(use.is_near(self.most, 0) for use in uses):
             return
         # of what was used too recently, one is not used again: in a cache, lines that are used often stay longer
-        missing = max((min(use.distance, self.most) - use.age for use in uses if use.age is not None), default=0)
+        missing = max([0, *(min(use.distance, self.most) - use.age for use in uses if use.age is not None)])
         near = [use for use in uses if use.distance < self.most and not use.is_near(self.most, missing)]
         near.sort(key=lambda use: -use.distance)
         needs = [use.distance + use.size for use in near] + [0]

@@ -323,18 +323,21 @@ def test_memory_distances_are_the_bytes_that_the_program_used_since(tmp_path: Pa
 
 @pytest.mark.parametrize("runs_before", [False, True])
 def test_memory_is_used_in_the_programs_order_before_a_run(runs_before: bool) -> None:
-    caches, used = Caches("cpu"), []
-    most, before = caches.most, MemoryUse(3 << 20, lambda: used.append("before"))
+    caches, used = Caches("cpu"), list[tuple[str, int]]()
+    most, before = caches.most, MemoryUse(3 << 20, lambda: used.append(("before", caches.used >> 20)))
 
     def use(name: str, distance: int, age: int) -> MemoryUse:
         return MemoryUse(1 << 20, lambda: used.append((name, caches.used >> 20)), distance, age)
 
+    # nothing is used that was used too recently; it gets far by what is used then
     uses = [use("near", 1 << 20, 0), use("far", 9 << 20, most), use("cold", most, 0)]
     caches.restore(uses, before if runs_before else None)
-    # what is to be cold is used up to 10 MB before, then there are 9 MB in between
     first = (most >> 20) - 10
-    between = [] if runs_before else [("near", first + 1 + 7)]
-    assert used == ([("far", first), "before", ("near", first + 1 + 6)] if runs_before else [("far", first), *between])
+    if runs_before:
+        assert used == [("far", first), ("before", first + 7), ("near", first + 7)]
+    else:
+        assert used == [("far", first), ("near", first + 8)]
+        assert caches.used == most
     used.clear()
     caches.restore([use("near", 1 << 20, 1 << 20), use("cold", most, most)], None)
     assert used == []
