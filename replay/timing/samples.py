@@ -20,6 +20,8 @@ FEWEST_FOR_PERCENTILES = 5  # effective number of runs that is needed for percen
 LOOK = 5  # number of runs between checks of the spread
 # number of checks, and maximum relative change between them, after which a spread counts as settled
 SETTLED, STEADY = 6, 0.1
+# number of runs that is enough if the work between them takes this many times longer than the runs
+ENOUGH, DEAR = 20, 10
 
 
 class Samples:
@@ -154,6 +156,8 @@ class Samples:
                 last = self._spreads[-SETTLED:]
                 if len(last) == SETTLED and max(last) - min(last) <= STEADY * max(last):
                     return "settled"
+                if len(self) >= max(fewest, ENOUGH) and self.spent_ns >= DEAR * fsum(self.in_order):
+                    return "most"
             # a run may be in another memory state than requested
             if is_spent and (not self._lacks_main or len(self) >= 2 * LEAST):
                 return "budget"
