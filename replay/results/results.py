@@ -127,8 +127,8 @@ class Result:
     spread: float | None = column("interquartile range of the timed runs, divided by their median")
     stopped: str | None = column(
         "why timing stopped: `precision` (the spread was small enough), `settled` (the spread no longer changed), "
-        "`budget` (the time was spent), `most` (100 runs, or 20 if the work before a run takes ten times longer), `iterations` (the requested number of runs), `contended` "
-        "(other processes used the cores)"
+        "`budget` (the time was spent), `most` (100 runs, or 20 if the work before a run takes ten times longer), "
+        "`iterations` (the requested number of runs), `contended` (other processes used the cores)"
     )
     dropped: int = column(
         "number of runs that were repeated because the processor was slowed down or used by others, or the GPU's clock "
