@@ -130,3 +130,14 @@ _SETTERS: dict[str, Callable[[ExitStack, Any], None]] = {
     "cudnn_deterministic": _cudnn("deterministic"),
     "cudnn_tf32": _cudnn("allow_tf32"),
 }
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Let torch's operators use one thread, because processes that are forked later wait forever for others."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

@@ -16,8 +16,7 @@ from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.preceding_calls import used_bytes
 from opgrip.replay.cases.selection import BACKWARD, Variant
 from opgrip.replay.cases.unused_results import refused_argument, with_equivalents, with_gradients
-from opgrip.replay.checks.contract import check_contract
-from opgrip.replay.checks.reference import CandidateReference, Reference
+from opgrip.replay.checks.reference import CandidateReference, Reference, check_contract
 from opgrip.replay.checks.verdicts import ResultVerdict, joined
 from opgrip.replay.inputs.input_options import with_values
 from opgrip.replay.inputs.inputs import ADDRESSES, Inputs

@@ -30,6 +30,7 @@ from opgrip.replay.inputs.filling import cast_signature
 from opgrip.replay.inputs.inputs import DeviceMap, device_map
 from opgrip.replay.modes import EAGER, find_mode
 from opgrip.replay.operators.admission import Unsupported, Untrusted
+from opgrip.replay.operators.contexts import one_thread
 from opgrip.replay.operators.devices import with_index
 from opgrip.replay.operators.lookup import mutates
 from opgrip.replay.operators.memory import bytes_of, is_out_of_memory
@@ -145,13 +146,14 @@ def load_workload(request: RunRequest) -> Workload:
         # old versions of packages warn about each other, and the user cannot change that
         warnings.simplefilter("ignore", DeprecationWarning)
         warnings.simplefilter("ignore", FutureWarning)
-        source_cases = source_of(request.trace).open(request.trace, selection, request.inputs.extensions)
+        with one_thread():
+            source_cases = source_of(request.trace).open(request.trace, selection, request.inputs.extensions)
     trace, cases = source_cases.trace, source_cases.cases
     if not source_cases.is_cut:
         cases = [cases[place] for place in selection.places(len(cases))]
     if request.modes.all_names != (EAGER,):
         cases = with_unused_results(cases, trace)
-    if not all(find_mode(name)[0].in_torch for name in request.modes.all_names):
+    if source_cases.are_calls and not all(find_mode(name)[0].in_torch for name in request.modes.all_names):
         cases = with_weights(cases, trace)
     notes = [*trace.doubts, *filter(None, (trace.missing, unconverted(trace), trace.device_time_doubt))]
     notes += dict.fromkeys(str(warning.message) for warning in caught)

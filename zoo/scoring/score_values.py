@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from math import exp, fsum, log
 
 from opgrip.replay.results.origins import Origin
-from opgrip.zoo.scoring.baselines import Measured
-from opgrip.zoo.scoring.spread import Uncertainty, of_mean
+from opgrip.zoo.scoring.baselines import Measured, Uncertainty, of_mean
 
 CHARGE = 2.0  # cost of a case that is not ok, times its time in the baseline, or its expected time if that is longer
 WHOLE = 0.95  # share of the baseline's time that must be supported; a score below it is partial

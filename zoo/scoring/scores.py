@@ -22,17 +22,20 @@ from opgrip.zoo.scoring.baselines import (
     BaselineCase,
     BaselineTrace,
     Measured,
+    deviation_of,
+    interval_of,
     is_of_program,
     is_plain_but_threads,
     is_time,
     keyed,
     machine_of,
     measured_of,
+    of_ratio,
+    of_sum,
     unusual_in,
     way_of,
 )
 from opgrip.zoo.scoring.score_values import ModelScore, Score, TraceScore, weights_of
-from opgrip.zoo.scoring.spread import deviation_of, interval_of, of_ratio, of_sum
 
 MOST_SCORES = 20_000  # maximum number of trace scores, over all variants
 

@@ -88,7 +88,7 @@ def call_of(signature: Signature) -> str:
     ],
 )
 def test_text_that_is_not_a_call_is_refused_and_not_run(text: str) -> None:
-    with pytest.raises(ValueError, match=r"do not fit|cannot be read|unsupported|more than 64 bits|are not|is not"):
+    with pytest.raises(ValueError, match=r"do not fit|cannot be read|unsupported|more than 64|are not|is not"):
         parse_call(text)
 
 
