@@ -70,7 +70,6 @@ class FaultCounter:
         return run
 
     def take(self, starts: Sequence[int]) -> dict[int, CountedCall]:
-        """Remove and return the counts of the calls with these starts; the keys are indices in `starts`."""
         counted = self._counted
         if not counted:
             return {}

@@ -124,7 +124,7 @@ class FlightRecorder(Flusher):
         """Write the latest calls that are not in an earlier trace, and return the new trace's path.
 
         always : True to write even if `MOST_DUMPS` traces were written
-        wait : False in a signal handler, to write in this thread
+        wait : True to let the writing thread write; False to write in this thread, as a signal handler must
         """
         if not wait:
             # this is a signal handler, which may have interrupted code that the writing thread waits for

@@ -105,8 +105,7 @@ class Analysis:
     def finish(self) -> None:
         """Delete files that were kept for `--resume`; called after the result file is written."""
 
-    def print(self, rows: Sequence[Result], file: IO[str]) -> None:
-        """Print results of this analysis that are not in columns."""
+    def print(self, rows: Sequence[Result], file: IO[str]) -> None: ...
 
 
 class UnaskedAnalysis(Analysis):

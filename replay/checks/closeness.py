@@ -246,10 +246,6 @@ def rounded(
     terms: float,
     tf32: bool = False,
 ) -> Tensor:
-    """Return a mask, (elements,) bool, of the elements of a floating-point result whose error rounding can explain.
-
-    truth : result computed in float64
-    """
     base = allowance(reference.dtype, magnitudes(truth.values), tolerance)
     error = distances(actual.values, _overflown(truth, actual))
     own = _finite(distances(reference.values, truth.values))
@@ -270,9 +266,6 @@ def rounded(
 
 
 def unsettled(actual: Plain, runs: Sequence[Plain]) -> Tensor:
-    """Return a mask, (elements,) bool, of the elements of an integer or bool result whose error rounding can
-    explain.
-    """
     values = torch.stack([run.values.long() for run in runs])
     least, most = values.amin(0), values.amax(0)
     return (least < most) & (actual.values.long() >= least) & (actual.values.long() <= most)

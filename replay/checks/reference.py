@@ -436,8 +436,8 @@ class _Run:
 def check_contract(
     operator: Function, candidate: Function, inputs: Inputs, unused: Collection[int] = ()
 ) -> ResultVerdict:
-    """Return the verdict on everything but the values of a candidate's results, such as strides and written
-    arguments.
+    """Check what a comparison of results does not show, such as shared memory of outputs and arguments written by
+    mistake.
     """
     expected, actual = _run(operator, inputs, SEED), _run(candidate, inputs, SEED)
     faults = [f"writes into argument {place}" for place in sorted(actual.written - expected.written)]

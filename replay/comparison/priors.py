@@ -134,10 +134,6 @@ def learn(samples: Sequence[tuple[float, int]], usual: Prior) -> Prior:
 
 
 def learn_from_differences(differences: Sequence[float], usual: Prior) -> Prior:
-    """Return the prior for cases without repeats, learned from how much the cases of two runs differ.
-
-    differences : for each case, the logarithm of the ratio of its times
-    """
     # changes of most cases look like noise: it is never assumed to be larger than usual
     if len(differences) < FEWEST:
         return usual

@@ -192,7 +192,9 @@ def shards_in(runs: Sequence[Results]) -> tuple[list[int], int] | None:
         numbers.extend(map(int, match[1].split(",")))
         counts.add(int(match[2]))
         if not all(1 <= number <= int(match[2]) <= MOST_SHARDS for number in map(int, match[1].split(","))):
-            raise UserError(f"a file is from shard {run.header[SHARD]}, which cannot exist", "replay that shard again")
+            raise UserError(
+                f"a file is from shard {run.header[SHARD]}, which is not a valid shard", "make that file again"
+            )
     if len({run.header[OPTIONS] for run in runs if isinstance(run.header.get(OPTIONS), str)}) > 1:
         # with different options some cases may be in several shards and others in none
         raise UserError("the files are shards of replays with different options", "give the same options to all")

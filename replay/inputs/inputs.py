@@ -136,7 +136,6 @@ class Inputs:
         return tuple(map(pack, args)), {name: pack(value) for name, value in kwargs.items()}
 
     def memory_of(self, number: int) -> list[torch.Tensor]:
-        """Return the memory of a tensor argument as bytes, for each of its parts."""
         return [memory_of(self._storages[piece.storage]) for piece in self._planned[number].pieces]
 
     def keep(self) -> None:

@@ -273,7 +273,6 @@ class Result:
 
     @property
     def is_speed_up_doubtful(self) -> bool:
-        """True if the ratio of paired runs differs from the ratio of medians by more than the factor `DISAGREEMENT`."""
         if self.ratio is None or not self.ratio_p50 or self.speed_up is None:
             return False
         return not 1 / DISAGREEMENT <= self.ratio_p50 / self.ratio <= DISAGREEMENT

@@ -94,7 +94,7 @@ class RunLimits:
     )
     memory_limit: int | None = option(
         None,
-        "memory limit for the cases, such as 8GB (default: the machine's free memory)",
+        "memory that each worker process may use for its cases, such as 8GB (default: the machine's free memory)",
         parse=byte_count,
         metavar="BYTES",
         role=EFFORT,

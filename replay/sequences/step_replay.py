@@ -464,10 +464,7 @@ MODULE = "opgrip.replay.sequences.step_replay"
 def replay_apart(
     workload: Workload, on_progress: ProgressCallback = ignore_progress, may_fork: bool = True
 ) -> SequenceResult:
-    """Replay a step in a separate process; if a call ends the process, replay again without this call.
-
-    may_fork : True if this process has not used torch yet, so that it can be forked
-    """
+    """Replay a step in a child process; if a call ends the process, replay again without the calls of its signature."""
     excluded: dict[int, tuple[str, str]] = {}
 
     def run(_: int, output: int, heartbeat: Heartbeat) -> None:

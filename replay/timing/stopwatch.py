@@ -127,7 +127,7 @@ class LaunchTime:
 class Stopwatch:
     """A clock that times runs on a device.
 
-    empty_ns : time in ns that measuring an empty run takes; it is subtracted
+    empty_ns : time in ns that measuring an empty run takes; it is subtracted from times by the host's clock
     """
 
     method: str

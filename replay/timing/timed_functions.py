@@ -53,7 +53,7 @@ class InputSet:
     ready: list[Arguments] = field(default_factory=list)
 
     def rotate(self, timed: Inputs | None = None) -> Inputs:
-        """Choose the copy that ran longest ago for the next run, if possible another one than `timed`."""
+        """Choose the inputs of the next run: the copy that was used longest ago, if possible not `timed`."""
         self.sets.append(self.sets.pop(0))
         if self.ready:
             self.ready.append(self.ready.pop(0))
@@ -229,7 +229,7 @@ class TimedFunction:
         return self._began_ns, time_ns()
 
     def memory_uses(self, place: CallPosition, used: int, device: str) -> list[MemoryUse]:
-        """Return the uses of the next run's memory in the program, before the call.
+        """List what to use before the next run, so that its memory is in the caches as it was in the program.
 
         used : number of bytes that this process has used
         """

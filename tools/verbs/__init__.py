@@ -36,8 +36,6 @@ verbs: Registry[Verb] = Registry("opgrip.tools.verbs", "opgrip.verbs")
 
 
 def verb(name: str, summary: str, examples: str, prepare: Prepare | None = None, **others: Any) -> Callable[[Run], Run]:
-    """Return a decorator that registers a function as the `run` of a new subcommand, such as `trace info`."""
-
     def register(run: Run) -> Run:
         verbs.register(name)(Verb(summary, examples, prepare, run, **others))
         return run

@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     if peaks is None:
         with reporter.following(f"measuring the peak bandwidth and arithmetic rates of {device}") as on_progress:
             peaks = measure(device, on_progress)
-        reporter.say(f"saved the bandwidths and rates of {device} in {keep(peaks, device)}")
+        reporter.say(f"saved the peak bandwidths and arithmetic rates of {device} in {keep(peaks, device)}")
     _print(peaks, sys.stdout)
     if args.output is not None:
         write(peaks, args.output, args.force)

@@ -128,7 +128,6 @@ def distinct(count: int, low: int, high: int, generator: torch.Generator) -> tor
 
 
 def parts(total: int, weights: torch.Tensor, most: int | None = None) -> torch.Tensor:
-    """Return integers of at least 1 that add up to `total`, (P,), in proportion to weights, (P,) float64."""
     steps = weights.cumsum(0)
     steps = (steps / steps[-1] * (total - len(weights))).long()
     sizes = 1 + steps.diff(prepend=steps.new_zeros(1))

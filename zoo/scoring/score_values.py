@@ -180,7 +180,6 @@ class Score:
 
     @property
     def is_partial(self) -> bool:
-        """True if `supported` is below `WHOLE`, or if a model of the baseline has no score."""
         return (self.supported or 0.0) < WHOLE or any(
             model.score is None and any(trace.whole_us for trace in model.traces) for model in self.models
         )

@@ -23,11 +23,7 @@ FORWARD, IN_PLACE = "forward", "in place"
 
 @dataclass(frozen=True, slots=True)
 class OperatorEntry:
-    """An operator, or other callable, with sample inputs.
-
-    name : name in torch's table, such as `nn.functional.relu`; for a registered operator `my_ops.scale.default`
-    samples : function that yields arguments for a device and dtype, with or without gradients
-    """
+    """An operator, or other callable, with sample inputs."""
 
     name: str
     categories: frozenset[str]

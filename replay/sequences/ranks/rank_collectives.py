@@ -279,7 +279,6 @@ _scatter_flat = getattr(distributed, "reduce_scatter_single", distributed.reduce
 
 
 def backend_for(device: str) -> str:
-    """Return torch's name of the collectives backends for a device and the CPU."""
     kind = torch.device(device).type
     if kind == "cpu":
         return GLOO

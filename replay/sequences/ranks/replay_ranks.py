@@ -107,7 +107,7 @@ def replay_ranks(
     """
     settings = sequence_settings(workload)
     if settings.mode != EAGER:
-        raise UserError("ranks only replay in eager", "leave out --mode")
+        raise UserError("ranks can be replayed only in the mode eager", "leave out --mode")
     rank, world_size = control.launch.rank, control.launch.world_size
     # checked here so that only one rank reports it; checked again when groups are created
     control.together(lambda: backend_for(settings.device))

@@ -272,7 +272,7 @@ def test_opgrip_machine_prints_cached_measurements(tmp_path: Path, measured: dic
 @pytest.mark.slow
 def test_machine_is_measured_again_and_the_file_is_kept(tmp_path: Path, measured: dict[str, str]) -> None:
     shown = succeed("opgrip", "machine", "--again", env=measured)
-    assert "saved the bandwidths and rates of cpu in" in shown.stderr
+    assert "saved the peak bandwidths and arithmetic rates of cpu in" in shown.stderr
     found = read_cached_peaks("cpu")
     assert found is not None
     assert found != replace(CEILINGS, time=found.time)

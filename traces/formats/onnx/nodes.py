@@ -161,7 +161,7 @@ def _check(nodes: Iterable[Any], functions: dict[Key, Any]) -> None:
 
     def size_of(nodes: Iterable[Any], depth: int) -> int:
         if depth > MOST_DEPTH:
-            raise _TooMany(f"they are nested more than {MOST_DEPTH} levels deep")
+            raise _TooMany(f"its subgraphs and functions are nested more than {MOST_DEPTH} levels deep")
         total = 0
         for node in nodes:
             key = _key(node, node.op_type)

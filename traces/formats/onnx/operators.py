@@ -166,7 +166,9 @@ def _attention(node: OnnxNode) -> list[OnnxCall]:
     query, key, value = (node.input(index) for index in range(3))
     is_plain = len(query.shape) == len(key.shape) == len(value.shape) == 4 and not any(map(node.has, range(4, 7)))
     if not is_plain or node.get("softcap", 0.0):
-        raise NoOperator("torch's operator needs separate heads and takes no cache")
+        raise NoOperator(
+            "torch's attention operator needs a dimension for the heads, and takes neither a cache nor a softcap"
+        )
     grouped = query.shape[1] != key.shape[1]
     scale = node.attributes.get("scale")
     settings = {"scale": scale, "enable_gqa": True if grouped else None}
