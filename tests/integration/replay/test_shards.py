@@ -174,7 +174,9 @@ def test_merged_shards_of_several_traces_equal_one_replay(folder: Path, tmp_path
 
 @pytest.mark.parametrize("shard", ["0/2", "3/2", "1,5/2", "1/9999999"])
 def test_impossible_shard_in_a_file_is_refused(shard: str) -> None:
-    with pytest.raises(UserError, match=f"a file is from shard {shard}, which is not a valid shard: make that file again"):
+    with pytest.raises(
+        UserError, match=f"a file is from shard {shard}, which is not a valid shard: make that file again"
+    ):
         merge_runs([Results([], {"shard": shard}), Results([], {"shard": shard})])
 
 
