@@ -32,6 +32,16 @@ def measure_replay(place: Place, name: str, top: int = MOST_CASES, **options: An
     _note_errors(place, *_replay(place, name, top=top, **options))
 
 
+def measure_selections(place: Place, name: str) -> None:
+    """Note the times of a model's five dearest calls if one, five and thirty are replayed: they should be the same.
+
+    place : device of the step, and file in which the results are noted
+    """
+    for top in (1, 5, 30):
+        frame = _replay(place, name, top=top)[0].frame.head(5)
+        place.note(**{f"top_{top}": frame[["op", "captured_us", "median_us"]].values.tolist()})
+
+
 def measure_mode(place: Place, name: str, mode: str, top: int) -> None:
     """Note statuses and speed-ups of a mode on the `top` calls with the most time in the trace of the model `name`.
 

@@ -13,6 +13,7 @@ from gpu.replays import (
     measure_ceilings,
     measure_mode,
     measure_replay,
+    measure_selections,
     measure_sequence,
     measure_zoo,
 )
@@ -68,6 +69,7 @@ PLANS: Mapping[str, tuple[Step, ...]] = {
         _replay("detector"),
         _program("llama"),
         _replay("llama"),
+        Step("selections:llama", partial(measure_selections, name="llama"), 60.0, "", 25.0),
         _program("resnet"),
         _replay("resnet"),
         _sequence("bert"),
