@@ -205,6 +205,7 @@ class TraceReplay:
         threads = [count for case in workload.cases if type(count := case.context.get("threads")) is int]
         return (
             isinstance(devices, dict)
+            and torch.device(recorded).type == torch.device(workload.device).type
             and present.items() <= devices.items()
             and header.get("torch") == torch.__version__
             and max(threads, default=1) <= len(request.points.pin or os.sched_getaffinity(0))

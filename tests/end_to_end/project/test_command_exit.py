@@ -85,7 +85,7 @@ def test_commands_work_with_closed_streams(tmp_path: Path, closed: str) -> None:
 def test_worker_processes_never_import_modules_of_the_current_folder(tmp_path: Path, tiny_trace: Path) -> None:
     for name in ("opgrip", "json", "runpy"):
         (tmp_path / f"{name}.py").write_text("open('planted', 'w')", encoding="utf-8")
-    done = run_command("opreplay", tiny_trace, *FAST.split(), "--device", "meta", cwd=tmp_path)
-    # no case runs on the device `meta`
+    done = run_command("opreplay", tiny_trace, *FAST.split(), "--op", "*mm*", "--device", "meta", cwd=tmp_path)
+    # no case with tensors runs on the device `meta`
     assert done.returncode == 1, done.stderr
     assert not (tmp_path / "planted").exists()
