@@ -49,7 +49,7 @@ from opgrip.traces import Trace, load
 from opgrip.traces.codec.record_forms import to_json
 
 WARMUP, LEARNED = 3, 2
-TOPS = (1, 5, 30)  # numbers of cases that are replayed alone
+TOPS = (1, 5, 30)  # numbers of the dearest cases that are replayed without the others
 LARGE_SHARE = 0.02  # share of the time from which a case counts there
 ROUNDS_ALONE = 5  # rounds of torch.profiler on the program without a capture
 Row = tuple[str, ...]

@@ -65,7 +65,8 @@ def metered(number: int, groups: Sequence[FunctionGroup], workload: Workload, an
 # their calls took in the program; if a replay is killed, one window is lost
 CASES, BYTES, LONG_US = 128, 1 << 30, 30e6
 SHARE = 0.25  # maximum share of the memory limit for the arguments of one window
-BEFORE_SHARE = 0.25  # share of a window's bytes that arguments of preceding calls may take in addition
+# share of a window's bytes that arguments of preceding calls may take in addition, and copies of arguments too
+BEFORE_SHARE = 0.25
 QUICK_US = 50_000  # maximum captured time in us of a preceding call; slower ones are not replayed
 
 SHORT_US = 1000  # captured time in us below which it matters whether the code of an operator is in a cache
@@ -261,18 +262,22 @@ def _groups(
     around: Mapping[int, TimedFunction],
 ) -> list[FunctionGroup]:
     groups: dict[str, FunctionGroup] = {}
+    free_bytes = round(BEFORE_SHARE * _most_bytes((case for case, _ in rows), workload))
     for case, prepared in rows:
         places = surroundings.places.get(case.number, ())
         # other calls of the case, before a call, use other memory
-        copies = 1 + max((place.before.count(case.number) for place in places), default=0)
-        if case.captured_us < SHORT_US:
-            copies = max(copies, 2)
+        copies = max((place.before.count(case.number) for place in places), default=0)
+        if places and case.captured_us < SHORT_US:
+            copies = max(copies, 1)
+        needed = copies * _argument_bytes(case) * (1 + len(case.input_sets)) * len(prepared)
+        has_copies = needed <= free_bytes
+        free_bytes -= needed if has_copies else 0
         for variant, _, function in prepared:
             if function is not None and variant.point.streams == 1:
                 context, grad = workload.context_of(case, variant), workload.wants_grad(case, variant.direction)
                 group = groups.setdefault(f"{sorted(context.items())} {grad}", FunctionGroup(context, grad, [], around))
                 function.places = places or function.places
-                function.copy_inputs(copies if places else 1)
+                function.copy_inputs(1 + copies if has_copies else 1)
                 group.functions.append(function)
     return list(groups.values())
 

@@ -74,7 +74,7 @@ class Caches:
         """
         if before is None and all(use.is_near(self.most, 0) for use in uses):
             return
-        # of what was used too recently, one is not used again: in a cache, lines that are used often stay longer
+        # memory that was used too recently is not used again, because a cache keeps lines that are used often
         missing = max([0, *(min(use.distance, self.most) - use.age for use in uses if use.age is not None)])
         near = [use for use in uses if use.distance < self.most and not use.is_near(self.most, missing)]
         near.sort(key=lambda use: -use.distance)
@@ -93,7 +93,7 @@ class Caches:
             before.use()
 
     def _read(self, size: int) -> None:
-        # each time the next part of the buffer, so that none of it is in a cache
+        # each time the next part of the buffer, which is in no cache
         count = min(size, self.most) // ROW
         if count <= 0:
             return

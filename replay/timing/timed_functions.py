@@ -26,7 +26,6 @@ from opgrip.replay.timing.timing_options import CONTINUOUS, GRAPH, Effort
 # maximum number of copies of arguments for a block of runs, and maximum number of bytes in all copies
 COPIES, COPIED_BYTES = 64, 256 << 20
 
-MOST_COPIED = 64 << 20  # maximum number of bytes of copies that runs use in turn
 MOST_SLOW = 3  # number of consecutive runs with slow page faults after which the last one counts
 NOWHERE = CallPosition(0, ())
 
@@ -128,9 +127,9 @@ class TimedFunction:
                 input_set.ready = [self._entered(inputs) for inputs in input_set.sets]
 
     def copy_inputs(self, count: int) -> None:
-        """Let runs use up to `count` copies of the inputs in turn, because the program's calls use different memory."""
+        """Let runs use `count` copies of the inputs in turn, because the program's calls use different memory."""
         for input_set in self.input_sets:
-            while len(input_set.sets) < count and input_set.sets[0].nbytes * count <= MOST_COPIED:
+            while len(input_set.sets) < count:
                 input_set.sets.append(input_set.sets[0].copy(keep=self.mutates))
                 if not self.mutates:
                     input_set.ready.append(self._entered(input_set.sets[-1]))
@@ -156,10 +155,7 @@ class TimedFunction:
     def run_before(self, generator: Random) -> None:
         self._before.begin()
         try:
-            input_set = generator.choice(self.partners or (self,)).input_sets[0]
-            self.inputs = input_set.rotate(self._timed)
-            args, kwargs = self._arguments(input_set, 1)[0]
-            self.function(*args, **kwargs)
+            self._run_other(generator.choice(self.partners or (self,)).input_sets[0])
         finally:
             self._before.end()
 
@@ -193,7 +189,7 @@ class TimedFunction:
             runs = self._arguments(self.input_sets[index], self._size)
             self._latest = runs[0]
             prepare()
-            self.inputs = inputs
+            self.inputs, self._timed = inputs, None
             if self.fresh is not None and pages.CONTROLLED:
                 if fresh:
                     pages.give_back()
@@ -248,9 +244,12 @@ class TimedFunction:
             if self.enters_each_run or self.mutates:
                 uses.append(MemoryUse(0, lambda: None, distance, 0))
             else:
-                uses.append(MemoryUse(self.used_bytes, self._run_again, distance, used - self.used_at))
+                args, kwargs = self._latest
+                again = partial(self.function, *args, **kwargs)
+                uses.append(MemoryUse(self.used_bytes, again, distance, used - self.used_at))
         elif place.of_code is not None and len(self._input_set.sets) > 1:
-            uses.append(MemoryUse(self.used_bytes, self._run_other, place.of_code, used - self.used_at))
+            other = partial(self._run_other, self._input_set)
+            uses.append(MemoryUse(self.used_bytes, other, place.of_code, used - self.used_at))
         return uses
 
     def run_apart(self, run: Callable[[], None]) -> None:
@@ -259,13 +258,12 @@ class TimedFunction:
         run()
         self._ready.begin()
 
-    def _run_again(self) -> None:
-        args, kwargs = self._latest
-        self.function(*args, **kwargs)
-
-    def _run_other(self) -> None:
-        self._input_set.rotate(self._timed)
-        args, kwargs = self._arguments(self._input_set, 1)[0]
+    def _run_other(self, input_set: InputSet) -> None:
+        self.inputs = input_set.rotate(self._timed)
+        if self.mutates and self.inputs is self._timed:
+            # the timed run needs the initial values
+            return
+        args, kwargs = self._arguments(input_set, 1)[0]
         self.function(*args, **kwargs)
 
     def keep(self, run: Run, slowed: bool = False) -> None:

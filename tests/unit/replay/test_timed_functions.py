@@ -160,3 +160,13 @@ def test_runs_as_short_as_the_clock_are_not_compared() -> None:
 @pytest.mark.parametrize(("own", "joined"), [([1.0], 1.0), ([0.01], 0.01), ([1.0, 1.0], 1.0), ([0.05, 0.05], 0.0175)])
 def test_chances_of_repeats_are_joined(own: list[float], joined: float) -> None:
     assert _joined_chance(own) == pytest.approx(joined, rel=0.01)
+
+
+def test_call_before_a_timed_run_leaves_its_arguments_as_they_were() -> None:
+    values: list[list[float]] = []
+    function = timed_function_of(mutates=True)
+    function.function = lambda x: (values.append(x.tolist()), x.add_(1))
+    watch = Stopwatch(DISCRETE, lambda: None, 0.0)
+    for _ in range(3):
+        function.time(watch, lambda: function.run_before(Random(0)))
+    assert values == [values[0]] * 3
