@@ -281,21 +281,15 @@ def _counted_rows(file: ForeignFile, table: Any, most_bytes: int) -> Iterator[tu
         counts = batch["count"].to_pylist() if "count" in batch.schema.names else [1] * batch.num_rows
         for row, count in enumerate(counts):
             # rows may share one long text
-            texts = [_bytes_of(batch[name][row]) for name in ("op_name", "args")]
-            text_bytes += sum(map(len, texts))
+            op, text = (batch[name][row].as_py() or "" for name in ("op_name", "args"))
+            text_bytes += len(op) + len(text)
             if text_bytes > most_bytes and not file.unbounded:
                 raise file.refusal(f"the texts of its rows have more than {most_bytes:,} bytes")
-            op, text = (text.decode(errors="replace") for text in texts)
             count = max(count, 1) if type(count) is int else 1
             if OPERATOR_LINE.fullmatch(f"Operator: {op}") is None:
                 file.losses.skip("?", "a row has no operator name", count)
                 continue
             yield op, text.strip().strip("'\""), count
-
-
-def _bytes_of(cell: Any) -> bytes:
-    # not as a str, because it may be invalid UTF-8
-    return cell.value.as_buffer().to_pybytes() if cell.is_valid and cell.value.is_valid else b""
 
 
 def _unquoted(value: Any) -> Any:

@@ -132,6 +132,7 @@ def _write_stream(path: str, columns: list[str] | None, most_rows: int, most_byt
     rows, output = 0, sys.stdout.buffer
     with ipc.new_stream(output, pyarrow.schema(fields, file.schema_arrow.metadata)) as stream:
         for batch in file.iter_batches(BATCH_ROWS, columns=names, use_threads=False):
+            batch.validate(full=True)  # a damaged file has indices outside its dictionaries
             rows += batch.num_rows
             stream.write_batch(batch)
             if is_limited and rows > most_rows:

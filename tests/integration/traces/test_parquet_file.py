@@ -37,6 +37,17 @@ def test_damaged_file_is_refused(tmp_path: Path, content: bytes) -> None:
         read_rows(tmp_path / "t.parquet")
 
 
+def test_index_outside_its_dictionary_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    parquet.write_table(pyarrow.table({"record": [*"abcabcab"]}), path, compression="none")
+    content = path.read_bytes()
+    packed = bytes([3, 0b00100100, 0b01001001])  # a run of eight indices of two bits
+    assert content.count(packed) == 1
+    path.write_bytes(content.replace(packed, b"\x03\xff\xff"))
+    with pytest.raises(FormatError, match="out of bounds"):
+        read_rows(path)
+
+
 def test_file_with_pages_larger_than_its_footer_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "pages.parquet"
     table = pyarrow.table({"record": pyarrow.array([f"{number}" + "0" * (1 << 20) for number in range(40)])})
