@@ -35,7 +35,7 @@ assert len(load("zoo:built-in_faster-rcnn.predict").calls)
 """
 
 
-def install(source: Path, folder: Path) -> None:
+def install(source: Path, folder: Path, *options: str) -> None:
     """Build a wheel and install it into a folder without network access."""
     words = (
         "-m",
@@ -48,7 +48,7 @@ def install(source: Path, folder: Path) -> None:
         "--no-index",
     )
     done = subprocess.run(
-        [sys.executable, *words, "--target", folder, source], capture_output=True, text=True, check=False
+        [sys.executable, *words, "--target", folder, *options, source], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
 
@@ -85,3 +85,20 @@ def test_both_wheels_have_one_version_and_the_zoo_requires_opgrip() -> None:
     zoo = pyproject(ROOT / "traces" / "zoo" / "models")["project"]
     assert zoo["version"] == pyproject()["project"]["version"]
     assert zoo["dependencies"] == ["opgrip"]
+
+
+@pytest.mark.slow
+def test_files_of_pytest_that_pip_leaves_do_not_hide_an_editable_installation(tmp_path: Path) -> None:
+    sources, folder = tmp_path / "sources", tmp_path / "installed"
+    for name in ("opgrip", "src"):
+        shutil.copytree(ROOT / name, sources / name, symlinks=True)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, sources)
+    install(sources, folder, "-e")
+    # pytest compiles all modules of a package with a plug-in, and pip removes only files that it installed
+    compiled = folder / "opgrip" / "__pycache__" / "__init__.cpython-311-pytest-9.2.0.pyc"
+    compiled.parent.mkdir(parents=True)
+    compiled.touch()
+    code = f"import site; site.addsitedir({str(folder)!r}); import opgrip; print(opgrip.__file__)"
+    done = subprocess.run([sys.executable, "-ISc", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == str(sources / "src" / "opgrip" / "__init__.py"), done.stderr
