@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import errno
+import glob
 import json
 import mmap
 import os
@@ -11,9 +13,10 @@ import shutil
 import signal
 import struct
 import subprocess
+import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from time import monotonic_ns
 from types import TracebackType
@@ -126,7 +129,8 @@ class Child:
         theirs, self._to = os.pipe()
         self._from, ours = os.pipe()
         try:
-            self.pid = self._spawn(run, [theirs, ours, *shared], confined) if isinstance(run, str) else os.fork()
+            files = [theirs, ours, *shared]
+            self.pid = self._spawn(run, files, confined, request) if isinstance(run, str) else os.fork()
             if not isinstance(run, str) and not self.pid:
                 try:
                     self._settle()
@@ -150,22 +154,25 @@ class Child:
         os.dup2(self._errors.fileno(), 1)
         os.dup2(self._errors.fileno(), 2)
 
-    def _spawn(self, module: str, files: Sequence[int], confined: Sequence[str] | None) -> int:
-        source, output, *shared = files
-        prefix: list[str] = []
-        if confined is not None:
-            self._folder = tempfile.TemporaryDirectory(prefix="opgrip-sandbox-", ignore_cleanup_errors=True)
-            own = (f"TMPDIR={self._folder.name}", f"TORCHINDUCTOR_CACHE_DIR={self._folder.name}/inductor")
-            prefix = [*bubblewrap([*confined, self._folder.name]), "env", *own]
-        process = subprocess.Popen(
-            [*prefix, *own_python(module)],
-            stdin=source,
-            stdout=output,
-            stderr=self._errors,
-            pass_fds=[self._heartbeat.file, *shared],
-            start_new_session=True,
-            env=os.environ | {"KINETO_LOG_LEVEL": "99"},
-        )
+    def _spawn(self, module: str, files: Sequence[int], confined: Sequence[str] | None, request: Any) -> int:
+        source, output, *passed = files
+        command = own_python(module)
+        with ExitStack() as stack:
+            if confined is not None:
+                self._folder = tempfile.TemporaryDirectory(prefix="opgrip-sandbox-", ignore_cleanup_errors=True)
+                own = (f"TMPDIR={self._folder.name}", f"TORCHINDUCTOR_CACHE_DIR={self._folder.name}/inductor")
+                limits = bubblewrap([*confined, self._folder.name], list(_texts_in(request)))
+                prefix, of_filter = stack.enter_context(limits)
+                command, passed = [*prefix, "env", *own, *command], [*passed, *of_filter]
+            process = subprocess.Popen(
+                command,
+                stdin=source,
+                stdout=output,
+                stderr=self._errors,
+                pass_fds=[self._heartbeat.file, *passed],
+                start_new_session=True,
+                env=os.environ | {"KINETO_LOG_LEVEL": "99"},
+            )
         # `_wait` collects it
         process.returncode = 0
         return process.pid
@@ -358,6 +365,7 @@ def run_program(
     env: Mapping[str, str] | None = None,
     log: IO[bytes] | None = None,
     started: Callable[[int], None] = lambda pid: None,
+    pass_fds: Sequence[int] = (),
 ) -> Finished:
     """Run a command in a new process group until it ends, then kill the processes that it left running.
 
@@ -369,6 +377,7 @@ def run_program(
         stdout=subprocess.PIPE if log is None else log,
         stderr=subprocess.PIPE if log is None else subprocess.STDOUT,
         env=env,
+        pass_fds=pass_fds,
         start_new_session=True,
         text=True,
         errors="replace",
@@ -390,19 +399,92 @@ def run_program(
 
 
 BWRAP = "bwrap"
+NOBODY = "65534"  # user and group in the sandbox
+HIDDEN = ("/tmp", "/var/tmp", "/run")  # folders with sockets and files of other programs
+ACCELERATORS = ("nvidia*", "dri", "kfd", "dxg", "accel*")  # names in /dev
+# numbers of system calls on x86-64 and ARM64: without `connect`, and without other ways to name an address, the host's
+# sockets cannot be reached; the rest gives access to the kernel's keys and to parts of it that no replay needs
+REFUSED = {
+    **{"connect": (42, 203), "sendmsg": (46, 211), "sendmmsg": (307, 269), "io_uring_setup": (425, 425)},
+    **{"add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219), "setns": (308, 268)},
+    **{"bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282)},
+}
+SENDTO, CLONE, UNSHARE, CLONE3 = (44, 206), (56, 220), (272, 97), 435
+AUDIT_NUMBERS = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+CLONE_NEWUSER = 0x10000000
 
 
-def bubblewrap(writable: Sequence[str]) -> list[str]:
-    """Return words to put before a command, to run it without network and with write access only to `writable`."""
-    binds = [word for folder in writable for word in ("--bind", folder, folder)]
-    mounts = ["--ro-bind", "/", "/", "--dev-bind", "/dev", "/dev", "--proc", "/proc", *binds]
-    return [BWRAP, "--unshare-net", "--unshare-pid", "--die-with-parent", *mounts, "--"]
+def _filter_of_calls(machine: str) -> bytes:
+    load, jump_if_equal, jump_if_above, jump_if_set, end = 0x20, 0x15, 0x35, 0x45, 0x06
+    column = list(AUDIT_NUMBERS).index(machine)
+    number, first_argument, address = (load, 0, 0, 0), (load, 0, 0, 16), 48
+    refuse, unknown = (end, 0, 0, 0x50000 | errno.EPERM), (end, 0, 0, 0x50000 | errno.ENOSYS)
+    steps = [(load, 0, 0, 4), (jump_if_equal, 1, 0, AUDIT_NUMBERS[machine]), refuse]
+    # the calls of x86's 32-bit pointers
+    steps += [number, (jump_if_above, 0, 1, 1 << 30), refuse]
+    for numbers in REFUSED.values():
+        steps += [(jump_if_equal, 0, 1, numbers[column]), refuse]
+    # its flags are in memory, which a filter cannot read; the C library uses clone instead
+    steps += [(jump_if_equal, 0, 1, CLONE3), unknown]
+    for numbers in (CLONE, UNSHARE):
+        steps += [(jump_if_equal, 0, 4, numbers[column]), first_argument]
+        steps += [(jump_if_set, 0, 1, CLONE_NEWUSER), refuse, number]
+    steps += [(jump_if_equal, 0, 5, SENDTO[column]), (load, 0, 0, address), (jump_if_equal, 0, 2, 0)]
+    steps += [(load, 0, 0, address + 4), (jump_if_equal, 1, 0, 0), refuse, (end, 0, 0, 0x7FFF0000)]
+    return b"".join(struct.pack("HBBI", *step) for step in steps)
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts_in(part)
+
+
+@contextmanager
+def bubblewrap(writable: Sequence[str], readable: Sequence[str] = ()) -> Iterator[tuple[list[str], list[int]]]:
+    """Yield words to put before a command to confine it, and the files that the command must inherit.
+
+    writable : folders that the command may write to
+    readable : files and folders that it can read even if they are in a folder that is hidden otherwise
+    """
+    hidden = list(dict.fromkeys(folder for folder in map(os.path.realpath, HIDDEN) if os.path.isdir(folder)))
+    shown = [os.getcwd(), sys.prefix, sys.base_prefix, *sys.path, *readable]
+    mounts = ["--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"]
+    mounts += [word for folder in hidden for word in ("--tmpfs", folder)]
+    mounts += [word for path in _visible(shown, hidden) for word in ("--ro-bind", path, path)]
+    nodes = sorted(node for name in ACCELERATORS for node in glob.glob(f"/dev/{name}"))
+    mounts += [word for node in nodes for word in ("--dev-bind", node, node)]
+    mounts += [word for folder in writable for word in ("--bind", folder, folder)]
+    limits = ["--unshare-all", "--unshare-user", "--uid", NOBODY, "--gid", NOBODY, "--cap-drop", "ALL"]
+    with tempfile.TemporaryFile() as file:
+        if (machine := os.uname().machine) in AUDIT_NUMBERS:
+            file.write(_filter_of_calls(machine))
+            file.seek(0)
+            limits += ["--seccomp", str(file.fileno())]
+        yield [BWRAP, *limits, "--die-with-parent", *mounts, "--"], [file.fileno()]
+
+
+def _visible(paths: Sequence[str], hidden: Sequence[str]) -> dict[str, None]:
+    below = tuple(f"{folder}/" for folder in hidden)
+    visible: dict[str, None] = {}
+    for path in paths:
+        for place in filter(os.path.exists, (os.path.abspath(path), os.path.realpath(path))):
+            folder, name = os.path.split(place)
+            if folder in hidden and not os.path.isdir(place):
+                stem = os.path.join(folder, name[:1] + name[1:].partition(".")[0])
+                visible |= dict.fromkeys([place, *glob.glob(f"{glob.escape(stem)}.*")])
+            elif place.startswith(below):
+                visible[place if os.path.isdir(place) else folder] = None
+    return visible
 
 
 def check_bubblewrap() -> None:
     if shutil.which(BWRAP) is None:
         raise UserError("--sandbox needs bubblewrap (bwrap), which is not installed", "apt install bubblewrap")
-    finished = run_program([*bubblewrap(()), "true"])
+    with bubblewrap(()) as (words, files):
+        finished = run_program([*words, "true"], pass_fds=files)
     if finished.status:
-        words = (finished.errors.strip().splitlines() or [f"exit status {finished.status}"])[-1]
-        raise UserError(f"bwrap cannot confine processes here: {words}", "allow user namespaces, or use a container")
+        words = (finished.errors.strip().splitlines() or [f"exit status {finished.status}"])[-1:]
+        raise UserError(f"bwrap cannot confine processes here: {words[0]}", "allow user namespaces, or use a container")

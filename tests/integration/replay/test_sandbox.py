@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
 from time import monotonic_ns
@@ -17,7 +21,17 @@ import pytest
 from programs import succeed
 
 from opgrip.errors import UserError
-from opgrip.platform.sandbox import IDLE, Beat, Child, Ended, Heartbeat, answer, check_bubblewrap, run_program
+from opgrip.platform.sandbox import (
+    IDLE,
+    Beat,
+    Child,
+    Ended,
+    Heartbeat,
+    answer,
+    bubblewrap,
+    check_bubblewrap,
+    run_program,
+)
 from opgrip.replay import load_results
 from opgrip.replay.command.opreplay import main
 
@@ -171,10 +185,77 @@ def test_sandboxed_child_has_no_network_and_writes_only_to_its_folders(
             "port": server.getsockname()[1],
         }
         with Child("probe_of_sandbox", request, confined=[str(tmp_path / "mine")]) as child:
-            assert child.result() == {"failures": ["OSError", "ConnectionRefusedError"]}
+            assert child.result() == {"failures": ["OSError", "PermissionError"]}
         with Child("probe_of_sandbox", request) as child:
             assert child.result() == {"failures": ["", ""]}
     assert (tmp_path / "mine" / "y").read_text() == "kept"
+
+
+ESCAPES = """
+import ctypes, json, os, socket, sys
+from pathlib import Path
+
+outside, hidden, parent = sys.argv[1:]
+libc = ctypes.CDLL(None, use_errno=True)
+NEW_USER, NEW_MOUNTS, REMOUNT_BIND, KEYCTL = 0x10000000, 0x20000, 32 | 4096, {"x86_64": 250, "aarch64": 219}
+
+def call(function, *args):
+    if function(*args) < 0:
+        raise OSError(ctypes.get_errno(), "")
+
+attempts = {
+    "file": lambda: Path(outside, "file").write_text("x"),
+    "remount": lambda: call(libc.mount, None, b"/", None, REMOUNT_BIND, None),
+    "namespace": lambda: call(libc.unshare, NEW_USER | NEW_MOUNTS),
+    "keys": lambda: call(libc.syscall, KEYCTL[os.uname().machine], 0, -3, 1),
+    "host's process": lambda: os.kill(int(parent), 0),
+    "hidden folder": lambda: os.listdir(hidden),
+    "stream": lambda: socket.socket(socket.AF_UNIX).connect(outside + "/stream"),
+    "datagram": lambda: socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).sendto(b"x", outside + "/datagram"),
+    "pair": lambda: socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)[0].sendmsg([b"x"], [], 0, outside + "/datagram"),
+}
+ends = {}
+for name, attempt in attempts.items():
+    try:
+        attempt()
+        ends[name] = ""
+    except OSError as error:
+        ends[name] = type(error).__name__
+# both are the sandbox's own
+Path("/dev/shm/opgrip-escape").write_text("x")
+Path("/tmp/opgrip-escape").write_text("x")
+# asyncio and signals need it
+pair = socket.socketpair()
+pair[0].send(b"x")
+assert pair[1].recv(1) == b"x"
+devices = [path.name for path in Path("/dev").iterdir() if path.is_block_device()]
+capabilities = {line.split()[1] for line in open("/proc/self/status") if line.startswith("Cap")}
+print(json.dumps([ends, devices, sorted(capabilities), os.getuid()]))
+"""
+
+
+@bubblewrap_only
+@pytest.mark.parametrize("user", [None, 65534], ids=["own user", "another user"])
+def test_sandbox_stops_each_known_way_out(user: int | None) -> None:
+    python = sys.executable if user is None else shutil.which("python3", path="/usr/bin:/bin")
+    if python is None or (user is not None and os.getuid() != 0):
+        pytest.skip("needs root, and a Python that every user can run")
+    with tempfile.TemporaryDirectory() as outside, tempfile.TemporaryDirectory() as hidden, ExitStack() as stack:
+        Path(outside).chmod(0o755)
+        for name, kind in (("stream", socket.SOCK_STREAM), ("datagram", socket.SOCK_DGRAM)):
+            server = stack.enter_context(socket.socket(socket.AF_UNIX, kind))
+            server.bind(f"{outside}/{name}")
+            Path(outside, name).chmod(0o777)
+            if kind == socket.SOCK_STREAM:
+                server.listen()
+        words, files = stack.enter_context(bubblewrap([], [outside]))
+        command = [*words, python, "-c", ESCAPES, outside, hidden, str(os.getpid())]
+        done = subprocess.run(command, pass_fds=files, user=user, capture_output=True, text=True, check=True)
+        assert {*os.listdir(outside)} == {"stream", "datagram"}
+    refused = dict.fromkeys(["remount", "namespace", "keys", "stream", "datagram", "pair"], "PermissionError")
+    others = {"file": "OSError", "host's process": "ProcessLookupError", "hidden folder": "FileNotFoundError"}
+    assert json.loads(done.stdout) == [refused | others, [], ["0" * 16], 65534]
+    assert not Path("/dev/shm/opgrip-escape").exists() and not Path("/tmp/opgrip-escape").exists()
 
 
 @bubblewrap_only

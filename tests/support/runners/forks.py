@@ -112,7 +112,11 @@ def start_worker(command: Sequence[str], **options: Any) -> Any:
     This process becomes the parent of the fork, whose own parent ends at once. In bubblewrap, and in a process that
     did not start the server, the worker is a new interpreter.
     """
-    if "pass_fds" not in options or command[0] != sys.executable or (_server is not None and _server[0] != os.getpid()):
+    if (
+        not options.get("pass_fds")
+        or command[0] != sys.executable
+        or (_server is not None and _server[0] != os.getpid())
+    ):
         return subprocess.Popen(command, **options)
     passed = [*options["pass_fds"]]
     request = {"argv": command[1:], "cwd": str(Path.cwd()), "env": dict(options["env"]), "passed": passed}
