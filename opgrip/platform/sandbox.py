@@ -402,34 +402,32 @@ BWRAP = "bwrap"
 NOBODY = "65534"  # user and group in the sandbox
 HIDDEN = ("/tmp", "/var/tmp", "/run")  # folders with sockets and files of other programs
 ACCELERATORS = ("nvidia*", "dri", "kfd", "dxg", "accel*")  # names in /dev
-# numbers of system calls on x86-64 and ARM64: without `connect`, and without other ways to name an address, the host's
-# sockets cannot be reached; the rest gives access to the kernel's keys and to parts of it that no replay needs
-REFUSED = {
-    **{"connect": (42, 203), "sendmsg": (46, 211), "sendmmsg": (307, 269), "io_uring_setup": (425, 425)},
-    **{"add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219), "setns": (308, 268)},
-    **{"bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282)},
+# by machine: its number in audits, the numbers of sendto, clone and unshare, and of those that the filter
+# refuses: connect, sendmsg, sendmmsg (to reach sockets of the host), io_uring_setup, add_key, request_key, keyctl,
+# setns, bpf, perf_event_open and userfaultfd
+CALLS = {
+    "x86_64": (0xC000003E, (44, 56, 272), (42, 46, 307, 425, 248, 249, 250, 308, 321, 298, 323)),
+    "aarch64": (0xC00000B7, (206, 220, 97), (203, 211, 269, 425, 217, 218, 219, 268, 280, 241, 282)),
 }
-SENDTO, CLONE, UNSHARE, CLONE3 = (44, 206), (56, 220), (272, 97), 435
-AUDIT_NUMBERS = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-CLONE_NEWUSER = 0x10000000
+CLONE3, CLONE_NEWUSER = 435, 0x10000000
 
 
 def _filter_of_calls(machine: str) -> bytes:
     load, jump_if_equal, jump_if_above, jump_if_set, end = 0x20, 0x15, 0x35, 0x45, 0x06
-    column = list(AUDIT_NUMBERS).index(machine)
+    audit, (sendto, clone, unshare), refused = CALLS[machine]
     number, first_argument, address = (load, 0, 0, 0), (load, 0, 0, 16), 48
     refuse, unknown = (end, 0, 0, 0x50000 | errno.EPERM), (end, 0, 0, 0x50000 | errno.ENOSYS)
-    steps = [(load, 0, 0, 4), (jump_if_equal, 1, 0, AUDIT_NUMBERS[machine]), refuse]
+    steps = [(load, 0, 0, 4), (jump_if_equal, 1, 0, audit), refuse]
     # the calls of x86's 32-bit pointers
     steps += [number, (jump_if_above, 0, 1, 1 << 30), refuse]
-    for numbers in REFUSED.values():
-        steps += [(jump_if_equal, 0, 1, numbers[column]), refuse]
+    for call in refused:
+        steps += [(jump_if_equal, 0, 1, call), refuse]
     # its flags are in memory, which a filter cannot read; the C library uses clone instead
     steps += [(jump_if_equal, 0, 1, CLONE3), unknown]
-    for numbers in (CLONE, UNSHARE):
-        steps += [(jump_if_equal, 0, 4, numbers[column]), first_argument]
-        steps += [(jump_if_set, 0, 1, CLONE_NEWUSER), refuse, number]
-    steps += [(jump_if_equal, 0, 5, SENDTO[column]), (load, 0, 0, address), (jump_if_equal, 0, 2, 0)]
+    for call in (clone, unshare):
+        steps += [(jump_if_equal, 0, 4, call), first_argument, (jump_if_set, 0, 1, CLONE_NEWUSER), refuse, number]
+    # `sendto` is also `send`, without an address
+    steps += [(jump_if_equal, 0, 5, sendto), (load, 0, 0, address), (jump_if_equal, 0, 2, 0)]
     steps += [(load, 0, 0, address + 4), (jump_if_equal, 1, 0, 0), refuse, (end, 0, 0, 0x7FFF0000)]
     return b"".join(struct.pack("HBBI", *step) for step in steps)
 
@@ -459,7 +457,7 @@ def bubblewrap(writable: Sequence[str], readable: Sequence[str] = ()) -> Iterato
     mounts += [word for folder in writable for word in ("--bind", folder, folder)]
     limits = ["--unshare-all", "--unshare-user", "--uid", NOBODY, "--gid", NOBODY, "--cap-drop", "ALL"]
     with tempfile.TemporaryFile() as file:
-        if (machine := os.uname().machine) in AUDIT_NUMBERS:
+        if (machine := os.uname().machine) in CALLS:
             file.write(_filter_of_calls(machine))
             file.seek(0)
             limits += ["--seccomp", str(file.fileno())]
