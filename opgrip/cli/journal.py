@@ -16,6 +16,7 @@ from opgrip.errors import UserError
 
 T = TypeVar("T")
 NEW_RUN = "start again with --force"
+LONGEST_LINE = 64 << 20  # maximum number of bytes of a record
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +78,8 @@ class Journal(Generic[T]):
 
     def _read(self, file: IO[bytes], path: Path, identity: Mapping[str, Any]) -> int:
         whole = 0
-        for place, line in enumerate(file):
-            if not line.endswith(b"\n"):
+        for place, line in enumerate(iter(lambda: file.readline(LONGEST_LINE), b"")):
+            if not line.endswith(b"\n") and len(line) < LONGEST_LINE:
                 break
             try:
                 record = json.loads(line)

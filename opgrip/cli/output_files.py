@@ -1,4 +1,4 @@
-"""Output files that are written completely or not at all, and compressed files."""
+"""Output files that are written completely or not at all, input files that may be anything, and compressed files."""
 
 from __future__ import annotations
 
@@ -226,12 +226,30 @@ def compress_to(raw: IO[bytes], name: str) -> ByteSink:
     return raw
 
 
+def open_input(path: Path) -> IO[bytes]:
+    """Open a file for reading; raise `UserError` if it is a folder, a pipe or a device, whose data may never end."""
+    mode = path.stat().st_mode
+    if stat.S_ISDIR(mode):
+        raise UserError(f"{path} is a folder", "name a file in it")
+    if not stat.S_ISREG(mode):
+        kind = "a pipe" if stat.S_ISFIFO(mode) else "not a regular file"
+        raise UserError(f"{path} is {kind}", "name a file, because the data is read more than once")
+    # a file of the kernel, such as /proc/kmsg, would wait for data
+    return open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
+
+
+def read_input(path: Path, most_bytes: int, hint: str) -> bytes:
+    with open_input(path) as file:
+        content = file.read(most_bytes + 1) or b""
+    if len(content) > most_bytes:
+        raise UserError(f"{path} is larger than {most_bytes >> 20:,} MB", hint)
+    return content
+
+
 def read_chunks(path: Path) -> Iterator[bytes]:
     """Yield the decompressed bytes of a file, in pieces; raise `Damage` if its compressed data is broken."""
-    if path.is_fifo():
-        raise UserError(f"{path} is a pipe", "name a file, because the data is read more than once")
     try:
-        with path.open("rb") as raw:
+        with open_input(path) as raw:
             yield from _decompress(raw, path.name)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
@@ -241,8 +259,6 @@ def read_chunks(path: Path) -> Iterator[bytes]:
                 name = f"{address[1]}://{str(path)[address.end() :]}"
                 raise MissingFileError(f"{name} is a URL, not a file", "download it first") from error
             raise MissingFileError(f"{path} cannot be read", reason) from error
-        if isinstance(error, IsADirectoryError):
-            raise UserError(f"{path} is a folder", "name a file in it") from error
         raise UserError(f"{path} cannot be read", reason) from error
 
 

@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from opgrip.cli.output_files import cannot_be_written, whole_file
+from opgrip.cli.journal import LONGEST_LINE
+from opgrip.cli.output_files import cannot_be_written, open_input, read_input, whole_file
 from opgrip.errors import MissingFileError, UserError
 from opgrip.replay.cases.sources import source_of
 from opgrip.replay.replay_options import OutputOptions, request_of
@@ -207,8 +208,8 @@ def check_kinds(part: Path, rows: Iterable[Result], header: Mapping[str, Any]) -
 
 def _kind_in_journal(part: Path) -> str | None:
     # the replay reports a damaged journal later
-    with suppress(OSError, ValueError, RecursionError, AttributeError), journal_path(part).open("rb") as file:
-        kind = json.loads(file.readline()).get(MACHINE_KIND)
+    with suppress(OSError, ValueError, RecursionError, AttributeError), open_input(journal_path(part)) as file:
+        kind = json.loads(file.readline(LONGEST_LINE)).get(MACHINE_KIND)
         return kind if isinstance(kind, str) else None
     return None
 
@@ -239,7 +240,7 @@ def _remove(folder: Path, output: OutputOptions) -> None:
 
 def _check_same(folder: Path, about: Mapping[str, Any]) -> None:
     try:
-        stored = json.loads((folder / ABOUT).read_bytes())
+        stored = json.loads(read_input(folder / ABOUT, LONGEST_LINE, "start again with --force"))
     except (ValueError, RecursionError):
         stored = None
     difference = _difference(stored, about)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pandas as pd
 
+from opgrip.cli.output_files import open_input
 from opgrip.errors import UserError
 from opgrip.replay.analyses import in_order
 from opgrip.replay.cases.call_sites import from_text
@@ -26,8 +27,6 @@ from opgrip.replay.run.kernels import KernelColumns
 from opgrip.replay.sequences.step_options import RankColumns, SequenceColumns
 from opgrip.traces.schema.json_values import LIMIT, check_finite, check_nesting
 
-# maximum number of bytes of a result file that is read; enough for half a million rows with run times
-LARGEST_BYTES = 1 << 30
 LARGEST = 1e150  # maximum magnitude of a number in a result file; its square is still finite
 # types of header fields on which other code relies
 OF_HEADER: dict[str, type] = {
@@ -203,10 +202,7 @@ def load_results(path: str | Path) -> pd.DataFrame:
             f"{path} has a format that opgrip writes but cannot read", "read results from .json, .parquet or .csv"
         )
     try:
-        if path.stat().st_size > LARGEST_BYTES:
-            raise UserError(
-                f"{path} is larger than {LARGEST_BYTES >> 20:,} MB", "replay in parts, by --start and --stop"
-            )
+        open_input(path).close()
         rows = read(path)
         check_columns(rows.columns, path)
     except UserError:
@@ -254,12 +250,12 @@ def read_completed(
     """
     if report_for(path).read is None:
         return []
-    rows = read_results(path)
+    frame = load_results(path)
+    rows, stored = rows_in(frame, path), frame.attrs
     is_same = sorted(map(_key, rows)) == sorted(map(_key, expected))
     is_same &= {row.device for row in rows} <= {*devices}
     is_same &= {row.cache for row in rows} <= {*caches, None}
     if path.suffix == ".json":
-        stored = json.loads(path.read_text(encoding="utf-8"))
         is_same &= all(stored.get(name) == header[name] for name in SAME_IN_HEADER)
         # files of earlier versions lack the hash
         is_same &= stored.get(OPTIONS) in (None, header[OPTIONS])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,24 +15,41 @@ from xml.etree import ElementTree
 import pandas as pd
 
 from opgrip.cli.command import printable
-from opgrip.cli.output_files import quoted, unquoted, write_parquet_table
+from opgrip.cli.output_files import quoted, read_input, unquoted, write_parquet_table
 from opgrip.cli.plugins import needed
 from opgrip.display.figures import write_figure
 from opgrip.errors import FormatError, UserError
 from opgrip.platform.peaks import from_json
 from opgrip.replay.analyses.roofline.drawing import draw
 from opgrip.replay.reports import report
-from opgrip.replay.reports.cells import LARGEST_BYTES, all_columns, check_columns, parse_json, to_frame, whole_cells
+from opgrip.replay.reports.cells import all_columns, check_columns, other_columns, parse_json, to_frame, whole_cells
 from opgrip.replay.results.columns import Column, columns_in
 from opgrip.replay.results.results import CONTENDED, OK, SKIPPED, UNSUPPORTED, Result
 from opgrip.traces.io.parquet_file import TooLargeError, read_parquet_table
+from opgrip.traces.schema.json_values import count_items
+
+# maximum number of bytes of a file; enough for half a million rows with run times as Parquet
+LARGEST_BYTES = 1 << 30
+# of a text, whose values need more memory; a value is at least a comma, bracket or line
+LARGEST_TEXT, MOST_VALUES = 1 << 28, 1 << 24
+LONGEST_LINE = 1 << 16  # maximum number of bytes of the first line of .csv, which names the columns
+IN_PARTS = "replay in parts, by --start and --stop, or write .parquet, which is smaller"
+
+
+def _read_text(path: Path) -> bytes:
+    content = read_input(path, LARGEST_TEXT, IN_PARTS)
+    if count_items(content) + content.count(b"\n") > MOST_VALUES:
+        raise UserError(f"{path} contains more than {MOST_VALUES:,} values", IN_PARTS)
+    return content
 
 
 def read_csv(path: Path) -> pd.DataFrame:
-    columns = all_columns()
+    content, columns = _read_text(path), all_columns()
+    if len(content.partition(b"\n")[0]) > LONGEST_LINE:
+        raise other_columns(path)
     # keep the text `None`, a common argument, and read keys as text even if they look like numbers
     texts = {about.name: str for about in columns if about.kind in (str, list)}
-    rows = pd.read_csv(path, dtype=texts, keep_default_na=False, na_values=[""])
+    rows = pd.read_csv(io.BytesIO(content), dtype=texts, keep_default_na=False, na_values=[""])
     for about in columns:
         if about.name in rows and about.name in texts:
             read = parse_json if about.several else unquoted
@@ -54,7 +72,7 @@ _AS_NUMBER = re.compile(rf'^( +"(?:{_UNBOUNDED})": )"{_INFINITE}"(,?)$', re.MULT
 
 
 def read_json(path: Path) -> pd.DataFrame:
-    header = parse_json(path.read_bytes())
+    header = parse_json(_read_text(path))
     plain = header.pop("results")
     # check the names before a data frame gets a column for each of, say, a million names
     check_columns(dict.fromkeys(name for row in plain for name in row.keys()), path)  # noqa: SIM118 - fails for a list
@@ -77,6 +95,8 @@ MOST_CELLS = 100_000_000  # maximum number of cells in a file, including run tim
 def read_parquet(path: Path) -> pd.DataFrame:
     columns = {about.name: about for about in all_columns()}
     try:
+        if path.stat().st_size > LARGEST_BYTES:
+            raise TooLargeError(f"it has more than {LARGEST_BYTES >> 20:,} MB")
         table = read_parquet_table(path, MOST_CELLS, LARGEST_BYTES)
         names = table.schema.names
         check_columns(names, path)
@@ -84,7 +104,7 @@ def read_parquet(path: Path) -> pd.DataFrame:
             raise TooLargeError(f"it has more than {MOST_CELLS:,} cells")
         table = table.unify_dictionaries()
     except TooLargeError as error:
-        raise UserError(f"{path} is too large ({error})", "replay in parts, by --start and --stop") from error
+        raise UserError(f"{path} is too large ({error})", IN_PARTS) from error
     except FormatError as error:
         raise UserError(
             f"{path} does not contain results of opreplay ({error})", "write some with opreplay -o results.json"

@@ -19,7 +19,7 @@ from opgrip.cli.plugins import Registry
 from opgrip.errors import UserError
 from opgrip.traces.io.json_stream import once
 from opgrip.traces.io.shipped_traces import read_trace_chunks
-from opgrip.traces.schema.json_values import DECOMPRESSED, check_nesting
+from opgrip.traces.schema.json_values import DECOMPRESSED, check_nesting, count_items
 from opgrip.traces.schema.records import FORMAT, Dropped, Record, listed
 
 HEAD_BYTES = 1 << 16  # number of leading bytes from which the format of a file is detected
@@ -136,7 +136,7 @@ class ForeignFile:
 
     def parse(self, content: bytes | str, most_items: int = MOST_ITEMS) -> Any:
         data = content.encode() if isinstance(content, str) else content
-        if sum(map(data.count, (b",", b"[", b"{"))) > most_items and not self.unbounded:
+        if count_items(data) > most_items and not self.unbounded:
             raise self.refusal(f"it contains more than {most_items:,} values")
         try:
             form = json.loads(data, object_pairs_hook=once)

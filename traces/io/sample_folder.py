@@ -11,6 +11,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
+from opgrip.cli.output_files import read_input
 from opgrip.errors import FormatError, UserError, one_line
 
 SAMPLE, CALLS = "sample.json", "calls.jsonl"
@@ -76,11 +77,7 @@ def open_sample(folder: Path) -> OpenSample:
 
 def read_sample(folder: Path) -> SampleFolder:
     try:
-        with (folder / SAMPLE).open("rb") as file:
-            text = file.read(MOST_BYTES + 1)
-        if len(text) > MOST_BYTES:
-            raise FormatError(f"{SAMPLE} has more than {MOST_BYTES:,} bytes")
-        about = json.loads(text)
+        about = json.loads(read_input(folder / SAMPLE, MOST_BYTES, "grip it again"))
         _check("an object", isinstance(about, dict))
         for key in ("name", "entry", "file"):
             _check(f"{key} as a text", isinstance(about[key], str))

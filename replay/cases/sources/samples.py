@@ -21,6 +21,7 @@ from torch import Tensor
 
 from opgrip.cli.command import counted, did_you_mean, nearest
 from opgrip.cli.option_types import matches
+from opgrip.cli.output_files import open_input
 from opgrip.errors import UserError
 from opgrip.replay.cases.cases import Case, contexts_of
 from opgrip.replay.cases.functions import NOT_KNOWN, FunctionOperator, TensorValues, described_case, function_case
@@ -84,10 +85,16 @@ def gripped_calls(trace: Trace, selection: Selection, folders: Sequence[Path]) -
     return cases
 
 
+def add_content(digest: blake2b, path: Path) -> None:
+    with open_input(path) as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+
+
 def hash_of(folder: Path) -> bytes:
     digest = blake2b(digest_size=16)
     for path in sorted([*folder.glob("*.py"), folder / CALLS]):
-        digest.update(path.read_bytes())
+        add_content(digest, path)
     return digest.digest()
 
 

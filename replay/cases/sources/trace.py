@@ -10,7 +10,7 @@ from opgrip.errors import UserError
 from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.cases.selection import CALL, FUNCTION, Selection
 from opgrip.replay.cases.sources import CaseSet, sources
-from opgrip.replay.cases.sources.samples import gripped_calls
+from opgrip.replay.cases.sources.samples import add_content, gripped_calls
 from opgrip.replay.cases.subgraphs import make_units
 from opgrip.traces import TraceReader, load
 from opgrip.traces.io.foreign_files import format_of
@@ -43,18 +43,12 @@ class TraceSource:
         path = trace_file(target)
         digest = hashlib.blake2b(digest_size=16)
         if not path.is_dir():
-            _add_content(digest, path)
+            add_content(digest, path)
             return digest.hexdigest()
         for file in sorted(file for file in path.rglob("*") if file.is_file()):
             digest.update(f"{file.relative_to(path)}\0{file.stat().st_size}\0".encode())
-            _add_content(digest, file)
+            add_content(digest, file)
         return digest.hexdigest()
-
-
-def _add_content(digest: hashlib.blake2b, path: Path) -> None:
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
 
 
 sources.register("trace")(TraceSource())
@@ -81,7 +75,7 @@ class ConfigurationSource:
         return CaseSet(make_cases(trace, selection, in_order=True), trace, is_cut=True)
 
     def fingerprint(self, target: str) -> str:
-        return hashlib.blake2b(Path(target).read_bytes(), digest_size=16).hexdigest()
+        return TraceSource().fingerprint(target)
 
 
 sources.register("configurations")(ConfigurationSource())

@@ -54,6 +54,16 @@ def test_journal_with_an_incomplete_header_is_restarted(tmp_path: Path, job: Run
     assert not path.exists()
 
 
+def test_journal_with_an_endless_line_is_damaged(
+    tmp_path: Path, job: RunRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("opgrip.cli.journal.LONGEST_LINE", 1 << 16)
+    with (tmp_path / "r.json.journal").open("wb") as file:
+        file.truncate(40 << 30)
+    with pytest.raises(UserError, match=r"r\.json\.journal is damaged in line 1: start again with --force"):
+        open_journal(tmp_path / "r.json", job, "cpu", resume=True, force=False)
+
+
 def test_resume_refuses_rows_of_another_machine_kind(tmp_path: Path, job: RunRequest) -> None:
     with open_journal(tmp_path / "r.json", job, "A100", resume=False, force=False) as journal:
         journal.add([make_row(0, [1.0])])

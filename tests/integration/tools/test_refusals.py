@@ -143,6 +143,10 @@ def test_input_that_is_not_a_file_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(UserError, match="is a pipe: name a file"):
         load(tmp_path / "pipe")
+    for device in ("/dev/zero", "/dev/kmsg"):
+        (tmp_path / Path(device).name).symlink_to(device)
+        with pytest.raises(UserError, match="is not a regular file: name a file"):
+            load(tmp_path / Path(device).name)
 
 
 def test_unconverted_calls_are_printed_without_control_characters(

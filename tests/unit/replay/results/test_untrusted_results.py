@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from opgrip.errors import UserError
 from opgrip.replay.comparison import compare
 from opgrip.replay.comparison.comparison_files import FORMS
 from opgrip.replay.outcome import Results, read_run, write_results
+from opgrip.replay.reports import result_files
 from opgrip.tools.report import make_page
 
 STRANGE: list[Any] = [None, True, -1, 10**400, float("nan"), "", "\ud800", [None], [[]], {}]
@@ -123,6 +125,24 @@ def test_parquet_file_with_other_types_is_reported_in_one_line(tmp_path: Path) -
         parquet.write_table(table.replace_schema_metadata({b"opgrip": header}), path)
         with pytest.raises(UserError, match="does not contain results"):
             read_run(path)
+
+
+@pytest.mark.parametrize("suffix", [".json", ".csv", ".parquet"])
+def test_results_that_may_never_end_are_refused(suffix: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / f"pipe{suffix}")
+    (tmp_path / f"zeros{suffix}").symlink_to("/dev/zero")
+    (tmp_path / f"folder{suffix}").mkdir()
+    for name, problem in (("pipe", "is a pipe"), ("zeros", "is not a regular file"), ("folder", "is a folder")):
+        with pytest.raises(UserError, match=f"{name}{suffix} {problem}: name a file"):
+            read_run(tmp_path / f"{name}{suffix}")
+
+
+def test_results_that_would_fill_the_memory_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    many = '{"results": [], "x": [' + "[]," * (result_files.MOST_VALUES // 2) + "[]]}"
+    assert "contains more than 16,777,216 values: replay in parts" in refused(tmp_path / "r.json", many)
+    assert "has columns that this version" in refused(tmp_path / "r.csv", "," * 100_000)
+    monkeypatch.setattr(result_files, "LARGEST_TEXT", 1 << 20)
+    assert "is larger than 1 MB: replay in parts" in refused(tmp_path / "r.json", " " * (1 << 21))
 
 
 def test_small_file_with_millions_of_rows_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
