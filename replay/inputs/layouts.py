@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from opgrip.replay.inputs.filling import draw
+from opgrip.replay.operators.agreement.indices import fitting_lengths
 from opgrip.replay.operators.lookup import Unsupported
 from opgrip.traces.schema.python_objects import PACKED_BY, PACKERS, ObjectSpec
 from opgrip.traces.schema.tensor_specs import (
@@ -29,26 +30,6 @@ from opgrip.traces.schema.tensor_specs import (
 from opgrip.traces.values import Drawable
 
 MOST_PLACES = 1 << 60  # maximum number of elements in a sparse tensor that 64-bit arithmetic can index
-
-
-def fitting_lengths(lengths: torch.Tensor, most: int, total: int) -> torch.Tensor:
-    """Return valid row lengths of a sparse tensor: `lengths`, lengthened or shortened in proportion.
-
-    lengths : (..., rows) int64, random numbers
-    """
-    lengths = lengths.clamp(0, most)
-    if lengths.numel() == 0:
-        return lengths
-    have = lengths.sum(-1, keepdim=True)
-    room = most - lengths
-    # shorten all rows in proportion, or all free space in proportion
-    shorter = _shrunk(lengths, have, total)
-    longer = most - _shrunk(room, room.sum(-1, keepdim=True), lengths.shape[-1] * most - total)
-    lengths = torch.where(have > total, shorter, torch.where(have < total, longer, lengths))
-    # correct the rounding
-    missing = total - lengths.sum(-1, keepdim=True)
-    lengths = lengths + _spread(missing.clamp(min=0), most - lengths)
-    return lengths - _spread((-missing).clamp(min=0), lengths)
 
 
 def distinct_in_rows(drawn: torch.Tensor, lengths: torch.Tensor, most: int) -> torch.Tensor:
@@ -84,16 +65,6 @@ def distinct_places(drawn: torch.Tensor, sizes: tuple[int, ...]) -> torch.Tensor
         flat += row * step
     flat = distinct_in_rows(flat, torch.tensor([flat.numel()], device=flat.device), prod(sizes))
     return torch.stack([flat // step % size for step, size in zip(steps, sizes, strict=True)])
-
-
-def _shrunk(lengths: torch.Tensor, have: torch.Tensor, total: int) -> torch.Tensor:
-    ends = (lengths.cumsum(-1).double() * (total / have.clamp(min=1).double())).floor().long()
-    return ends.diff(dim=-1, prepend=torch.zeros_like(have)).clamp(min=0).minimum(lengths)
-
-
-def _spread(amount: torch.Tensor, most: torch.Tensor) -> torch.Tensor:
-    before = most.cumsum(-1) - most
-    return (amount - before).clamp(min=0).minimum(most)
 
 
 def check_layout(spec: TensorSpec) -> None:

@@ -37,9 +37,43 @@ def _segmented(call: Call) -> int:
     return int(call["data"].shape[call.get("axis", 0)])
 
 
-def _lengths(lengths: Tensor, call: Call) -> Tensor:
-    ends = lengths.clamp(0, _segmented(call)).cumsum(-1).clamp(max=_segmented(call))
-    return ends.diff(dim=-1, prepend=torch.zeros_like(ends[..., :1]))
+def fitting_lengths(lengths: Tensor, most: int, total: int | Tensor) -> Tensor:
+    """Return lengths that add up to `total`: `lengths`, lengthened or shortened in proportion.
+
+    lengths : (..., count) integers, which may be random numbers
+    most : limit of each length
+    total : an integer, or (..., 1) integers
+    """
+    lengths = lengths.clamp(0, most)
+    if lengths.numel() == 0:
+        return lengths
+    have = lengths.sum(-1, keepdim=True)
+    room = most - lengths
+    # shorten all rows in proportion, or all free space in proportion
+    shorter = _shrunk(lengths, have, total)
+    longer = most - _shrunk(room, room.sum(-1, keepdim=True), lengths.shape[-1] * most - total)
+    lengths = torch.where(have > total, shorter, torch.where(have < total, longer, lengths))
+    # correct the rounding
+    missing = total - lengths.sum(-1, keepdim=True)
+    lengths = lengths + _spread(missing.clamp(min=0), most - lengths)
+    return lengths - _spread((-missing).clamp(min=0), lengths)
+
+
+def _shrunk(lengths: Tensor, have: Tensor, total: int | Tensor) -> Tensor:
+    ends = (lengths.cumsum(-1).double() * (total / have.clamp(min=1).double())).floor().long()
+    return ends.diff(dim=-1, prepend=torch.zeros_like(have)).clamp(min=0).minimum(lengths)
+
+
+def _spread(amount: Tensor, most: Tensor) -> Tensor:
+    before = most.cumsum(-1) - most
+    return (amount - before).clamp(min=0).minimum(most)
+
+
+def _segment_lengths(lengths: Tensor, call: Call) -> Tensor:
+    count = _segmented(call)
+    if "grad" in call or call.get("unsafe"):
+        return fitting_lengths(lengths, count, lengths.clamp(0, count).sum(-1, keepdim=True).clamp(max=count))
+    return fitting_lengths(lengths, count, count)
 
 
 def _shares(samples: Tensor, call: Call) -> Tensor:
@@ -48,13 +82,13 @@ def _shares(samples: Tensor, call: Call) -> Tensor:
 
 
 def _in_sizes(indices: Tensor, call: Call) -> Tensor:
-    most = torch.tensor(call["size"][: indices.shape[0]], device=indices.device) - 1
-    return torch.minimum(indices.clamp(min=0), most[:, None])
+    sizes = call["size"][: indices.shape[0]]
+    return torch.stack([_clamp(row, size - 1) for row, size in zip(indices, sizes, strict=True)])
 
 
 def _images(rois: Tensor, call: Call) -> Tensor:
     images = next(iter(call.values())).shape[0] if "batch_size" not in call else call["batch_size"]
-    return torch.cat([rois[:, :1].nan_to_num().clamp(0, images - 1), rois[:, 1:]], 1)
+    return torch.cat([_clamp(rois[:, :1].nan_to_num(), images - 1), rois[:, 1:]], 1)
 
 
 def _bags(offsets: Tensor, call: Call) -> Tensor:
@@ -82,11 +116,18 @@ def _pairs(pivots: Tensor, call: Call) -> Tensor:
     return torch.tensor(rows, dtype=pivots.dtype, device=pivots.device).reshape(pivots.shape)
 
 
-def _longest_target(call: Call) -> int:
-    # if all targets are in one row, each sample of the batch has an equal part of it
+def _target_lengths(lengths: Tensor, call: Call) -> Tensor:
     targets, states = call["targets"], call.get("log_alpha")
-    longest = int(targets.shape[-1]) // (1 if targets.dim() > 1 else max(1, len(call["target_lengths"])))
-    return longest if states is None else min(longest, int(states.shape[-1]) // 2)
+    longest = count = int(targets.shape[-1])
+    if states is not None:
+        longest = min(longest, int(states.shape[-1]) // 2)
+    # the targets of all samples may be in one row, one sample after another
+    return _clamp(lengths, longest) if targets.dim() > 1 else fitting_lengths(lengths, longest, count)
+
+
+def _row_or_none(rows: Tensor, call: Call) -> Tensor:
+    # -1 is the maximum of an empty bag and a row that was pruned
+    return rows.clamp(-1, (call["weight"].shape[0] if "weight" in call else call["num_weights"]) - 1)
 
 
 _WEIGHTS = _below(lambda call: call["num_weights"])
@@ -102,14 +143,14 @@ _BOUNDS: Mapping[str, Mapping[str, Bound]] = {
     "_ctc_loss{,_backward}": {
         "targets": _below(lambda call: call["log_probs"].shape[-1]),
         "input_lengths": lambda lengths, call: _clamp(lengths, call["log_probs"].shape[0]),
-        "target_lengths": lambda lengths, call: _clamp(lengths, _longest_target(call)),
+        "target_lengths": _target_lengths,
     },
-    "_embedding_bag{,_dense,_sparse}_backward": {"indices": _WEIGHTS, "maximum_indices": _WEIGHTS, **_BAG},
+    "_embedding_bag{,_dense,_sparse}_backward": {"indices": _WEIGHTS, "maximum_indices": _row_or_none, **_BAG},
     "_embedding_bag_per_sample_weights_backward": {"indices": _below(lambda call: call["weight"].shape[0]), **_BAG},
     "embedding{,_dense,_sparse}_backward": {"indices": _WEIGHTS},
     "quantized::embedding_bag_{byte,4bit,2bit}_rowwise_offsets": {
         "offsets": _bags,
-        "compressed_indices_mapping": lambda rows, call: rows.clamp(-1, call["weight"].shape[0] - 1),
+        "compressed_indices_mapping": _row_or_none,
     },
     "_gather_sparse_backward": {"index": _below(lambda call: call["self"].shape[call["dim"]])},
     "nll_loss{,2d}_backward": {"target": _class_or_ignored},
@@ -117,8 +158,9 @@ _BOUNDS: Mapping[str, Mapping[str, Bound]] = {
     # torch checks for infinite values only in linalg_eig
     "{,_}linalg_eigvals": {"self": lambda matrix, call: matrix.nan_to_num()},
     "fractional_max_pool{2,3}d": {"random_samples": _shares},
-    "segment_reduce _segment_reduce_backward": {"lengths": _lengths, "offsets": _ascending_up_to(_segmented)},
-    "_sparse_mm_reduce_impl_backward": {"arg_out": _below(lambda call: call["self"]._nnz())},
+    "segment_reduce _segment_reduce_backward": {"lengths": _segment_lengths, "offsets": _ascending_up_to(_segmented)},
+    # the number of elements stands for a row without elements
+    "_sparse_mm_reduce_impl_backward": {"arg_out": _below(lambda call: call["self"]._nnz() + 1)},
     "_convert_indices_from_csr_to_coo": {
         "crow_indices": _ascending_up_to(lambda call: int(call["col_indices"].shape[-1]))
     },
@@ -156,7 +198,7 @@ def _rules_of(function: Any) -> _Rules | None:
 def _valid_indices(rules: _Rules, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[str, Tensor, Tensor]]:
     try:
         return list(rules.bounded(args, kwargs))
-    except (KeyError, IndexError, TypeError, AttributeError, RuntimeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise Unsupported(f"its indices cannot be clamped to valid values ({error})") from error
 
 

@@ -9,7 +9,7 @@ import pytest
 from programs import ROOT, run_python, succeed
 
 PROGRAMS = ROOT.parent / "shared" / "cases" / "programs"
-NAMES = ("p07*", "p09*", "p13*", "p15*", "p17*", "p19*", "p25*", "p27*", "p34*")
+NAMES = ("p07*", "p09*", "p13*", "p15*", "p17*", "p19*", "p25*", "p27*", "p34*", "q07*")
 MODES = {
     "plain": "",
     "full": "--values full",
@@ -27,8 +27,8 @@ pytestmark = [
 
 @pytest.mark.parametrize(
     ("name", "mode"),
-    # the programs of p09* start others, and take 22 s
-    [(name, mode) for name in NAMES for mode in MODES if name != "p09*" or mode in ("plain", "full")],
+    # the programs of p09* start others, and take 22 s; q07* replays 700 cases
+    [(name, mode) for name in NAMES for mode in MODES if name not in ("p09*", "q07*") or mode in ("plain", "full")],
 )
 def test_program_runs_as_without_a_capture_and_each_call_replays(tmp_path: Path, name: str, mode: str) -> None:
     (program,) = PROGRAMS.glob(f"{name}.py")

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from opgrip.replay import load_results
 from opgrip.replay.operators.admission import Unsupported
 from opgrip.replay.operators.agreement import CHECKS, REVIEWED, check_agreement, check_graph, check_parts
-from opgrip.replay.operators.agreement.indices import bound_indices, bounded_arguments, bounding
+from opgrip.replay.operators.agreement.indices import bound_indices, bounded_arguments, bounding, check_indices
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.records import OPERATOR, Calls, End, Record, Scope, Signature, Values
 from opgrip.traces.values.exact import Constant
@@ -222,6 +222,7 @@ class _Checking(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         check_agreement(function, args, kwargs or {})
+        check_indices(function, args, kwargs or {})
         self.names |= {function._schema.name} & set(CHECKS)
         return function(*args, **(kwargs or {}))
 
@@ -232,6 +233,16 @@ def image() -> torch.Tensor:
 
 def bag(offsets: torch.Tensor, **options: Any) -> torch.Tensor:
     return F.embedding_bag(torch.arange(12) % 10, torch.rand(10, 8, requires_grad=True), offsets, **options)
+
+
+def sparse(rows: list[list[float]]) -> torch.Tensor:
+    return torch.tensor(rows).to_sparse_csr().requires_grad_()
+
+
+def concatenated(*lengths: int) -> torch.Tensor:
+    scores = torch.rand(9, len(lengths), 6, requires_grad=True)
+    targets, times = torch.arange(sum(lengths)) % 6, torch.full((len(lengths),), 9)
+    return F.ctc_loss(scores, targets, times, torch.tensor(lengths), zero_infinity=True)
 
 
 def step(optimizer: type[torch.optim.Optimizer], **options: Any) -> torch.Tensor:
@@ -277,6 +288,8 @@ def step(optimizer: type[torch.optim.Optimizer], **options: Any) -> torch.Tensor
         lambda: image().log_softmax(1),
         lambda: torch.segment_reduce(image()[0, 0], "max", offsets=torch.tensor([0, 2, 5, 6])),
         lambda: F.ctc_loss(torch.rand(9, 3, 6, requires_grad=True), torch.ones(9).int(), (9, 8, 9), (4, 3, 2)),
+        lambda: concatenated(3, 2, 1, 0),
+        lambda: torch.sparse.mm(sparse([[0.0, 1.0], [0.0, 0.0]]), torch.rand(2, 3), "amax"),
         lambda: F.nll_loss(image(), torch.tensor([[[0, 3, -100] * 2] * 6] * 2)),
         lambda: F.multi_margin_loss(image()[0, 0], torch.arange(6)),
         lambda: bag(torch.tensor([0, 4, 9])),
@@ -306,6 +319,8 @@ def test_calls_made_by_torch_pass_the_checks(program: Callable[[], torch.Tensor]
         ("_embedding_bag_backward", [f(2, 8), n(4), torch.tensor([3, 99, 2]), *bags()], 2, [0, 4, 4]),
         ("linalg_ldl_solve", [f(3, 3), torch.tensor([-1, 2, 99], dtype=torch.int32), f(3, 1)], 1, [1, 2, 3]),
         ("linalg_ldl_solve", [f(3, 3), torch.tensor([-1, -1, 3], dtype=torch.int32), f(3, 1)], 1, [-1, -1, 3]),
+        ("_ctc_loss", [f(9, 3, 6), n(12), torch.tensor([9, 9, 9]), torch.tensor([8, 99, -3])], 3, [4, 8, 0]),
+        ("segment_reduce", [f(9), "sum", torch.tensor([1, 2, 0])], 2, [3, 4, 2]),
         ("linalg_eigvals", [torch.full((1, 1), torch.inf)], 0, [[torch.finfo().max]]),
     ],
 )
@@ -317,6 +332,8 @@ def test_unchecked_indices_are_clamped(op: str, args: Any, name: int, bounded: l
 def test_index_into_an_empty_tensor_is_refused() -> None:
     with pytest.raises(Unsupported, match="an index into a dimension of size 0"):
         bound_indices(ATEN.embedding_dense_backward.default, (f(2, 4), n(2), 0, -1, True), {})
+    with pytest.raises(Unsupported, match="an index into a dimension of size 0"):
+        bound_indices(ATEN._sparse_coo_tensor_with_dims_and_tensors.default, (1, 0, [0], n(1, 1), f(1)), {})
 
 
 def test_inner_call_of_an_operator_is_checked() -> None:
@@ -358,6 +375,7 @@ def test_operators_of_this_torch_version_were_reviewed_for_unchecked_sizes() -> 
 
 
 FAR = 10**9
+COO = {"dtype": torch.float32, "layout": torch.sparse_coo, "device": "cpu"}
 BACKWARD = ATEN.max_pool2d_with_indices_backward.default
 
 
@@ -380,6 +398,7 @@ def pooled(index: torch.Tensor) -> tuple[Any, ...]:
         ("_convert_indices_from_coo_to_csr.default", (far(3), 4), {}, 0, 3),
         ("_convert_indices_from_csr_to_coo.default", (far(3), torch.arange(4)), {}, 0, 4),
         ("segment_reduce.default", (f(5), "sum"), {"lengths": far(2), "unsafe": True}, "lengths", 5),
+        ("_sparse_coo_tensor_with_dims_and_tensors.default", (1, 0, [5], far(1, 1), f(1)), COO, 3, 4),
         ("segment_reduce.default", (f(5), "sum"), {"offsets": far(2), "unsafe": True}, "offsets", 5),
         ("_embedding_bag_dense_backward.default", (f(1, 2), *[far(1)] * 4, 5, False, 0, None), {}, 1, 4),
     ],
