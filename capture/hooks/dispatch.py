@@ -34,6 +34,7 @@ from opgrip.capture.timing.kernel_times import identities_here
 from opgrip.capture.timing.page_faults import FaultCounter, OwnWork
 from opgrip.capture.torch_compat.compiler_private import hide_from_compiler, is_higher_order, see_higher_order
 from opgrip.capture.torch_compat.torch_private import (
+    backward_pass,
     current_autograd_node,
     is_fake,
     is_faking,
@@ -111,7 +112,8 @@ class RecordingMode(ThreadMode):
         try:
             grad = is_grad_enabled()
             if autograd_node is None:
-                if self._in_backward:
+                # the engine's last callbacks run without a node
+                if self._in_backward and backward_pass() < 0:
                     self._leave_backward()
                 # autograd makes no node while gradients are off
                 sequence = sequence_number() if grad else UNPAIRED
@@ -243,9 +245,8 @@ class RecordingMode(ThreadMode):
         depth, around, node = self.depth(), len(self._around), None
         argument_storages, start, sequence = NO_STORAGES, 0, 0
         try:
+            # this may leave some locations
             began = self._begin_search()
-            self.settle()
-            # `settle` may have left some locations
             depth = self.depth()
             autograd_node = current_autograd_node()
             sequence = sequence_number() if autograd_node is None else self._enter_backward(autograd_node)
@@ -319,7 +320,6 @@ class RecordingMode(ThreadMode):
     def _find(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[CallNode, Storages | None]:
         # a call on meta or fake tensors is only counted: the last node and None
         began = self._begin_search()
-        self.settle()
         # reading a tensor must not call the `__torch_function__` of its class
         with without_functions():
             tensors = argument_tensors(args, kwargs)
@@ -392,7 +392,12 @@ class RecordingMode(ThreadMode):
             self.predictions = CallPredictor()
             self.last = self.predictions.nowhere
             self.generations = (generation, None)
-        return perf_counter_ns()
+        began = perf_counter_ns()
+        self.settle()
+        # torch.distributed.autograd and compiled autograd run no node
+        if not self._in_backward and backward_pass() >= 0:
+            self._begin_backward()
+        return began
 
     def _end_search(self, began: int) -> None:
         self.generations = (self.generations[0], self.recorder.generations.current)

@@ -18,12 +18,29 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from opgrip.capture.program.environment import describe_autocast
 from opgrip.capture.program.patches import Patches
-from opgrip.capture.program.places import OPTIMIZER, Location
+from opgrip.capture.program.places import FORWARD, OPTIMIZER, Location
 from opgrip.capture.recording.recorder import Recorder
 from opgrip.capture.recording.thread_mode import ThreadMode
 from opgrip.capture.torch_compat.compiler_private import hide_from_compiler
 from opgrip.errors import is_from_program
 from opgrip.traces.schema.records import HIGHER_ORDER
+
+
+class _Closure:
+    """The closure of an optimizer step, run in the phase in which the program would call it."""
+
+    def __init__(self, closure: Callable[..., Any], run: Callable[..., Any]) -> None:
+        self.__wrapped__, self._run = closure, run
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._run(self.__wrapped__, args, kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__wrapped__, name)
+
+
+def _is_closure(value: Any) -> bool:
+    return callable(value) and not isinstance(value, type | nn.Module)
 
 
 class ScopeWatch:
@@ -109,21 +126,40 @@ class ScopeWatch:
             # torch made this module from a function passed to the operator
             return place
         path = self._paths.called(module, place.module if place.module_type else None)
-        return self.recorder.places.module(place, path, type(module).__name__)
+        return self.recorder.places.module(self._outside_optimizer(place), path, type(module).__name__)
 
-    def _enter_optimizer(self, optimizer: Any, *ignored: Any) -> None:
+    def _outside_optimizer(self, place: Location) -> Location:
+        return self.recorder.places.phase(place, FORWARD) if place.phase == OPTIMIZER else place
+
+    def _enter_optimizer(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if torch.compiler.is_dynamo_compiling():
-            return
+            return None
         try:
             mode = self.recorder.threads.in_step()
             if mode is None:
-                return
+                return None
             mode.settle()
             mode.check_settings()
             # pass the frame that runs the step, because no hook reports a step that fails
             mode.enter(optimizer, self.recorder.places.phase(mode.place, OPTIMIZER), sys._getframe(1))
+            if any(map(_is_closure, (*args[1:], *kwargs.values()))):
+                wrap = lambda value: _Closure(value, self._run_closure) if _is_closure(value) else value  # noqa: E731
+                return (args[0], *map(wrap, args[1:])), {name: wrap(value) for name, value in kwargs.items()}
         except Exception as error:
             self.recorder.lost.drop("optimizer scope", error)
+        return None
+
+    def _run_closure(self, closure: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        mode, depth = self._mode_here()
+        if mode is not None:
+            # pass this frame: an interrupt of the program may prevent that the closure is left below
+            mode.enter(closure, self._outside_optimizer(mode.place), sys._getframe())
+        try:
+            return closure(*args, **kwargs)
+        finally:
+            if mode is not None:
+                mode.settle()
+                mode.leave_to(depth)
 
     def _leave_optimizer(self, optimizer: Any, *ignored: Any) -> None:
         if torch.compiler.is_dynamo_compiling():

@@ -20,7 +20,7 @@ from opgrip.capture.signatures.predictions import CallNode, CallPredictor
 from opgrip.capture.timing.device_time import DeviceTimer
 from opgrip.capture.timing.page_faults import NONE_OPEN, FaultCounter, OwnWork
 from opgrip.capture.torch_compat.compiler_private import OrderlyMode
-from opgrip.capture.torch_compat.torch_private import NO_SEQUENCE, current_autograd_node
+from opgrip.capture.torch_compat.torch_private import NO_SEQUENCE, backward_pass
 
 if TYPE_CHECKING:
     from opgrip.capture.recording.recorder import Recorder
@@ -163,7 +163,7 @@ class ThreadMode(OrderlyMode):
         self._go(self.recorder.places.autocast(self.place, autocast))
 
     def settle(self) -> None:
-        if self._in_backward and current_autograd_node() is None:
+        if self._in_backward and backward_pass() < 0:
             self._leave_backward()
         while self._frames and not is_running(self._frames[-1][1]):
             token = self._frames[-1][0]
@@ -186,13 +186,18 @@ class ThreadMode(OrderlyMode):
 
     def _enter_backward(self, autograd_node: Any) -> int:
         if not self._in_backward:
-            self._before_backward = self.place.phase
-            self._go(self.recorder.places.phase(self.place, BACKWARD), in_backward=True)
+            self._begin_backward()
         number = autograd_node._sequence_nr()
         return UNPAIRED if number == NO_SEQUENCE else -1 - int(number)
 
+    def _begin_backward(self) -> None:
+        self._before_backward = self.place.phase
+        self._go(self.recorder.places.phase(self.place, BACKWARD), in_backward=True)
+
     def _leave_backward(self) -> None:
-        self._go(self.recorder.places.phase(self.place, self._before_backward), in_backward=False)
+        place, places = self.place, self.recorder.places
+        phase = self._before_backward if place.phase == BACKWARD else place.phase
+        self._go(places.phase(place, phase), in_backward=False)
 
 
 class ThreadModes:

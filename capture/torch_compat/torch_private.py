@@ -31,6 +31,13 @@ current_autograd_node: Callable[[], Any] = _places.take(
     "torch._C._current_autograd_node", lambda: None, "calls of a backward pass are recorded as forward ones"
 )
 
+# returns a number of the backward pass that runs in this thread, also where no node runs; negative outside all
+backward_pass: Callable[[], int] = _places.take(
+    "torch._C._current_graph_task_id",
+    lambda: -1 if current_autograd_node() is None else 0,
+    "backward passes without nodes, as of torch.distributed.autograd, are recorded as forward ones",
+)
+
 sequence_number: Callable[[], int] = _places.take(
     "torch._C._autograd._get_sequence_nr", lambda: 0, "calls of a backward pass do not refer to forward calls"
 )

@@ -6,6 +6,7 @@ import inspect
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from programs import captured, succeed
 from torch import nn
@@ -91,6 +92,91 @@ def test_backward_calls_have_the_scope_of_their_forward_call(tmp_path: Path) -> 
     paired = [scope for scope in trace.scopes if scope.forward is not None]
     assert paired
     assert all(origins[scope.forward].phase == "forward" for scope in paired if scope.forward is not None)
+
+
+class Sharpness(torch.optim.SGD):
+    """An optimizer that runs a closure, and a model of its own, before each of two steps of another one."""
+
+    def __init__(self, parameters: Any, inner: torch.optim.Optimizer, model: nn.Module) -> None:
+        super().__init__(parameters, lr=0.1)
+        self.inner, self.model = inner, model
+
+    @torch.no_grad()
+    def step(self, closure: Any) -> None:  # type: ignore[override]
+        for _ in range(2):
+            with torch.enable_grad():
+                closure()
+                self.model(torch.ones(3, requires_grad=True)).sum().backward()
+            self.inner.step(closure=closure)
+            torch.ones(2).atan()
+
+
+class Closure:
+    def __init__(self, weight: nn.Parameter) -> None:
+        self.weight = weight
+
+    def __call__(self) -> torch.Tensor:
+        self.weight.grad = None
+        loss = self.weight.sinh().sum()
+        loss.backward()
+        return loss
+
+
+@pytest.mark.parametrize("name", ["Adam", "LBFGS", "Sharpness"])
+def test_only_calls_of_an_optimizer_itself_have_its_phase(tmp_path: Path, name: str) -> None:
+    weight = nn.Parameter(torch.ones(3))
+    closure = Closure(weight)
+    if name == "Sharpness":
+        optimizer: Any = Sharpness([weight], torch.optim.Adam([weight]), nn.Tanhshrink())
+    else:
+        optimizer = getattr(torch.optim, name)([weight])
+    calls = captured(tmp_path, lambda: [optimizer.step(closure) for _ in range(2)]).calls
+    phases = {op: {*rows["phase"]} for op, rows in calls.groupby("op", observed=True)}
+    assert phases["aten.sinh.default"] == {"forward"}
+    assert phases["aten.cosh.default"] == {"backward"}
+    assert phases.get("aten.tanh.default", {"forward"}) == {"forward"}
+    for op in {"LBFGS": ["neg"], "Adam": ["sqrt"], "Sharpness": ["sqrt", "atan"]}[name]:
+        assert phases[f"aten.{op}.default"] == {"optimizer"}
+
+
+def test_step_that_fails_in_its_closure_leaves_both_phases(tmp_path: Path) -> None:
+    weight = nn.Parameter(torch.ones(3))
+
+    def closure() -> float:
+        weight.sin().sum().backward()
+        raise ValueError("no loss")
+
+    def program() -> None:
+        for _ in range(2):
+            with pytest.raises(ValueError, match="no loss"):
+                torch.optim.SGD([weight], lr=0.1).step(closure)
+            torch.ones(2).atan()
+
+    phase = by_op(captured(tmp_path, program), "phase")
+    assert [phase[f"aten.{op}.default"][0] for op in ("sin", "cos", "atan")] == ["forward", "backward", "forward"]
+
+
+def test_backward_passes_without_nodes_are_backward(tmp_path: Path) -> None:
+    from torch.distributed import autograd
+
+    autograd._init(0)
+    weight = torch.ones(3, requires_grad=True)
+    engine = torch.autograd.Variable._execution_engine
+    weight.register_hook(lambda gradient: engine.queue_callback(lambda: torch.ones(2).atan()))
+
+    def program() -> None:
+        for _ in range(2):
+            weight.sin().sum().backward()
+            torch.ones(2).acos()
+            with autograd.context() as number:
+                autograd.backward(number, [weight.tan().sum()])
+            torch.ones(2).acos()
+
+    calls = captured(tmp_path, program).calls
+    phases = {op: {*rows["phase"]} for op, rows in calls.groupby("op", observed=True)}
+    assert phases["aten.acos.default"] == phases["aten.tan.default"] == {"forward"}
+    # atan is called when the engine has run all nodes, pow by the distributed pass
+    assert phases["aten.cos.default"] == phases["aten.atan.default"] == phases["aten.pow.Tensor_Scalar"] == {"backward"}
 
 
 def test_backward_is_paired_in_the_thread_that_runs_it(tmp_path: Path) -> None:
