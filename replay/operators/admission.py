@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import mmap
 import os
 import shlex
 import signal
@@ -10,8 +11,10 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from importlib.machinery import EXTENSION_SUFFIXES, PathFinder
+from functools import cache
+from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, PathFinder
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
 from types import ModuleType
 
 from opgrip.cli.command import own_python
@@ -25,6 +28,8 @@ MMCV = "mmcv._ext"
 TRUSTED_EXTENSIONS = (MMCV,)
 
 
+# a trace may name any code of this machine, and what it does with it
+LOOK_FOR = "if you know the module or file that has its code, name it with --extension"
 _LIBRARIES = tuple(EXTENSION_SUFFIXES)  # file suffixes of compiled modules and libraries
 
 
@@ -97,12 +102,15 @@ class Unsupported(Exception):
 class Untrusted(Unsupported):
     """Raised if an operator or function belongs to a module that the user has not named with `--extension`.
 
-    extension : module or file to name with `--extension`; None if unknown
+    extension : installed extension of torch to name with `--extension`; None if the trace names anything else
     """
 
     def __init__(self, subject: str, extension: str | None) -> None:
-        super().__init__(f"{subject} is not trusted: name {extension or 'its module'} with --extension")
-        self.subject, self.extension = subject, extension
+        self.subject = subject
+        self.extension = extension if extension is not None and is_torch_extension(extension) else None
+        super().__init__(
+            f"{subject} is not trusted: {f'name {self.extension} with --extension' if self.extension else LOOK_FOR}"
+        )
 
     def with_command(self, trace: str, extensions: Iterable[str]) -> str:
         if self.extension is None:
@@ -122,6 +130,21 @@ def absent_extensions(names: Iterable[str]) -> Iterator[str]:
 
 def is_installed(name: str) -> bool:
     """Return True if a module can be found, without importing its parent packages."""
+    return _spec_of(name) is not None
+
+
+@cache
+def is_torch_extension(name: str) -> bool:
+    """Return True if a module is an installed library that is linked with torch."""
+    spec = _spec_of(name)
+    path = Path((spec and spec.origin) or "")
+    if not path.name.endswith(_LIBRARIES) or not {"site-packages", "dist-packages"} & {*path.parts}:
+        return False
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return any(content.find(library) >= 0 for library in (b"libc10.", b"libtorch"))
+
+
+def _spec_of(name: str) -> ModuleSpec | None:
     first, *others = name.split(".")
     full_name = first
     try:
@@ -130,12 +153,12 @@ def is_installed(name: str) -> bool:
         for part in others:
             places = None if spec is None else spec.submodule_search_locations
             if places is None:
-                return False
+                return None
             full_name = f"{full_name}.{part}"
             spec = PathFinder.find_spec(full_name, list(places))
     except (ImportError, ValueError):
-        return False
-    return spec is not None
+        return None
+    return spec
 
 
 def check_import(name: str) -> None:

@@ -15,7 +15,14 @@ from typing import Any
 import torch
 
 from opgrip.errors import one_line
-from opgrip.replay.operators.admission import TRUSTED_EXTENSIONS, Unsupported, Untrusted, import_trusted, module_of
+from opgrip.replay.operators.admission import (
+    LOOK_FOR,
+    TRUSTED_EXTENSIONS,
+    Unsupported,
+    Untrusted,
+    import_trusted,
+    module_of,
+)
 from opgrip.replay.operators.torch_private import is_dispatched, operator_names
 from opgrip.traces.schema.arguments import Opaque
 from opgrip.traces.schema.operator_arguments import LARGEST, MOST_DIMENSIONS, TYPES
@@ -149,7 +156,7 @@ def refusal(function: Any, extensions: Collection[str] = ()) -> str | None:
     if namespace in OF_TORCH_ITSELF:
         return "is for torch's own compilers and runtimes"
     if not is_trusted(namespace, extensions):
-        return f"is not trusted: name {namespace} with --extension"
+        return f"is not trusted: {LOOK_FOR}"
     if name in READS_OR_WRITES_FILES or any(map(_names_a_file, schema.arguments)):
         return "reads or writes files"
     if any(_ADDRESS_ARGUMENTS.fullmatch(argument.name) for argument in schema.arguments):

@@ -568,6 +568,8 @@ def _ceilings(header: Mapping[str, Any]) -> Plain:
 
 # options of a run that are not repeated in the command for a single operator
 _SELECTING = ("-o", "--output", "--op", "--top", "--mode", "--device", "--sample")
+# options that run code, which results of other people may name
+_RUNNING = ("--extension", "--samples", "--candidate", "--candidates")
 
 
 def _without(words: Sequence[str], options: Sequence[str]) -> Iterator[str]:
@@ -583,7 +585,7 @@ def command_of(header: Mapping[str, Any], row: Result) -> str:
     """Return the command that replays the cases of a row's operator again."""
     program, *arguments = shlex.split(str(header.get("command", ""))) or [""]
     if program == "opreplay":
-        words = [program, *_without(arguments, _SELECTING), "--op", row.op]
+        words = [program, *_without(arguments, _SELECTING + _RUNNING), "--op", row.op]
     else:
         words = ["opreplay", str(header.get("trace", "TRACE")), "--op", row.op]
     if row.mode != "eager":

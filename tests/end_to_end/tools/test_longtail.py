@@ -16,7 +16,7 @@ def test_each_function_is_a_line_with_the_command_that_grips_it(detector_trace: 
     done = succeed("opgrip", "longtail", detector_trace, "--bandwidth", "10", "-o", tmp_path / "rows.csv")
     assert "\x1b" not in done.stdout
     total, heads, _, *lines = filter(None, done.stdout.splitlines())
-    assert total.endswith("at 10.0 GB/s")
+    assert total.endswith(" 10.0 GB/s")
     assert "ops/call" in heads
     rows = list(csv.DictReader((tmp_path / "rows.csv").open()))
     assert done.stderr == f"opgrip longtail: wrote {len(rows)} functions to {tmp_path / 'rows.csv'}\n"
@@ -25,8 +25,9 @@ def test_each_function_is_a_line_with_the_command_that_grips_it(detector_trace: 
         assert row["name"] in line
         assert line.endswith(f"--grip {row['pattern']}")
     overlaps = next(row for row in rows if row["name"] == "bbox_overlaps")
-    sizes = "--input-size 96 --batch-size 1 --warmup 1 --steps 1"
-    assert overlaps["command"] == f"opcapture {sizes} --grip opgrip.samples.boxes.bbox_overlaps:bbox_overlaps"
+    assert overlaps["pattern"] == "opgrip.samples.boxes.bbox_overlaps:bbox_overlaps"
+    # the program that the trace names is not repeated in a command
+    assert all(line.split("opcapture ")[1].startswith("... --grip ") for line in lines)
 
 
 def test_opcapture_prints_the_longtail_table_of_its_trace(tmp_path: Path) -> None:
@@ -34,7 +35,7 @@ def test_opcapture_prints_the_longtail_table_of_its_trace(tmp_path: Path) -> Non
     done = succeed("opcapture", "--model", "small.py:make", "-o", "t.jsonl", "--find-longtail", cwd=tmp_path)
     total, _, _, line = filter(None, done.stdout.splitlines())
     assert total.startswith("1 long-tail function in 1 trace of ")
-    assert line.endswith("opcapture --model small.py:make --grip small:shifted")
+    assert line.endswith("opcapture ... --grip small:shifted")
     assert load(tmp_path / "t.jsonl").header["steps"] == 3
 
 
@@ -79,7 +80,7 @@ train()
 def test_functions_not_worth_gripping_are_not_recommended(tmp_path: Path) -> None:
     (tmp_path / "training.py").write_text(TRAINING, encoding="utf-8")
     done = succeed("opcapture", "--find-longtail", "-o", "t.jsonl", "--", "training.py", cwd=tmp_path)
-    assert "--grip __main__:halves -- training.py" in done.stderr
+    assert "opcapture ... --grip __main__:halves" in done.stderr
     (omitted,) = [line for line in done.stderr.splitlines() if line.startswith("left out")]
     for name in ("Net.__init__ (builds the model)", "Net.forward (the program", "RowsDataset.__getitem__ (loads data)"):
         assert f"__main__:{name}" in omitted
@@ -91,7 +92,7 @@ def test_longtail_table_of_a_script_goes_to_standard_error(tmp_path: Path) -> No
     (tmp_path / "script.py").write_text(SCRIPT)
     done = run_command("opcapture", "--find-longtail", "--", "script.py", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "done\n")
-    assert done.stderr.rstrip().endswith("opcapture --grip __main__:shifted -- script.py")
+    assert done.stderr.rstrip().endswith("opcapture ... --grip __main__:shifted")
     assert run_command("opcapture", "--find-longtail", "-o", "-").returncode == 2
 
 

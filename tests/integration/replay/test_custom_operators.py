@@ -1,10 +1,9 @@
-"""Operators that a program registers: the trace has where, and the row has the command that runs them."""
+"""Operators that a program registers: the trace has where, and they run when the user names it."""
 
 from __future__ import annotations
 
 import json
 import os
-import shlex
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ import torch
 from programs import run_command, succeed
 
 from opgrip.capture.torch_compat.torch_private import registered_by
+from opgrip.replay.operators.admission import LOOK_FOR
 from opgrip.traces import load
 
 CUSTOM_OP = """
@@ -74,17 +74,22 @@ def test_trace_has_the_module_or_file_that_registered_an_operator(program: Path)
 
 
 @pytest.mark.slow
-def test_row_of_a_custom_operator_shows_the_command_that_runs_it(program: Path) -> None:
+def test_custom_operator_runs_once_its_module_or_file_is_named(program: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(program / "my programs")}
     words: list[str] = ["t.jsonl"]
-    for op in ("own.half.default", "first.twice.default", "_C.thrice.default"):
+    script = str(program / "my programs" / "train.py")
+    origins = {
+        "own.half.default": script,
+        "first.twice.default": "mypackage.deep.ops",
+        "_C.thrice.default": "mypackage._kernels",
+    }
+    for op, origin in origins.items():
         row = rows(program, *words, env=env)[op]
         assert row["status"] == "unsupported"
-        reason, _, command = row["error"].partition(" is not trusted: run it with opreplay ")
-        assert reason == op
-        # nothing that only the trace names was imported
+        # a command that runs what only the trace names is not offered, and nothing of it was imported
+        assert row["error"] == f"{op} is not trusted: {LOOK_FOR}"
         assert (program / "imported").exists() is (len(words) > 1)
-        words = shlex.split(command)
+        words += ["--extension", origin]
         row = rows(program, *words, env=env)[op]
         assert row["status"] == "ok", row["error"]
     assert len(words) == 7

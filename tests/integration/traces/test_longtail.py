@@ -14,7 +14,6 @@ from opgrip.errors import UserError
 from opgrip.platform.peaks import bandwidth
 from opgrip.traces import Trace, load
 from opgrip.traces.analysis.longtail import LongTail, LongTailFunction, bandwidth_of, find_longtail
-from opgrip.traces.analysis.longtail.functions import grip_command
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.records import Calls, End, Scope, Signature
 
@@ -139,17 +138,6 @@ def test_shipped_detector_has_its_box_code_first() -> None:
     names = [item.name for item in find(trace).functions]
     assert {"delta2bbox", "AnchorGenerator.single_level_grid_priors"} <= set(names[:5])
     assert not any("Bottleneck" in name or name == "RoIAlignFunction.forward" for name in names)
-
-
-def test_grip_command_repeats_the_captured_command() -> None:
-    def command(*words: str) -> str:
-        return grip_command({"command": list(words)}, "a.b:C.f")
-
-    recorded = ("opcapture", "--model", "m.py", "-o", "t.jsonl", "--force", "--run", "train", "--find-longtail")
-    assert command(*recorded) == "opcapture --model m.py --run train --grip a.b:C.f"
-    assert command("opcapture", "--output=t.gz", "--", "s.py", "-o", "x") == "opcapture --grip a.b:C.f -- s.py -o x"
-    assert command("train.py", "--lr", "0 1") == "opcapture --grip a.b:C.f -- train.py --lr '0 1'"
-    assert grip_command({}, "a.b:C.f") == "opcapture --grip a.b:C.f"
 
 
 def test_bandwidth_is_measured_once_and_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

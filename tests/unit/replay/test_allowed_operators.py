@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from programs import run_python
 
+from opgrip.replay.operators.admission import LOOK_FOR, Untrusted
 from opgrip.replay.operators.lookup import (
     BETWEEN_PROCESSES,
     COMPUTING,
@@ -17,7 +20,7 @@ from opgrip.replay.operators.lookup import (
     find_operator,
     refusal,
 )
-from opgrip.traces.schema.records import OPERATOR, Signature
+from opgrip.traces.schema.records import EXTENSION, OPERATOR, Signature
 
 # Words in names of operators that need a manual review.
 DOUBTFUL = re.compile(
@@ -134,8 +137,27 @@ def test_operators_of_other_packages_require_trust() -> None:
         library.define("write_file(str filename, Tensor x) -> ()")
         library.impl("twice", lambda x: x * 2, "CPU")
         signature = Signature(0, OPERATOR, "strangers.twice.default", (), {})
-        with pytest.raises(Unsupported, match="is not trusted: name strangers with --extension"):
+        with pytest.raises(Unsupported, match=f"is not trusted: {LOOK_FOR}"):
             find_operator(signature)
         assert find_operator(signature, ["strangers.ops"]).function is torch.ops.strangers.twice.default
         with pytest.raises(Unsupported, match="reads or writes files"):
             find_operator(Signature(0, OPERATOR, "strangers.write_file.default", (), {}), ["strangers"])
+
+
+def test_hint_names_only_installed_extensions_of_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "site-packages" / "fast"
+    folder.mkdir(parents=True)
+    for name, content in (("_C", b"\0libtorch_cpu.so\0"), ("_other", b"\0libc.so\0")):
+        (folder / f"{name}{EXTENSION_SUFFIXES[0]}").write_bytes(content)
+    (folder / "plain.py").touch()
+    monkeypatch.syspath_prepend(tmp_path / "site-packages")
+
+    def hint(name: str, origin: str | None = None) -> str:
+        with pytest.raises(Untrusted) as refusal:
+            find_operator(Signature(0, EXTENSION, name, (), {}, registered_by=origin))
+        return refusal.value.with_command("t.jsonl", [])
+
+    assert hint("fast._C:scale").endswith("run it with opreplay t.jsonl --extension fast._C")
+    others = ("fast._other:f", "fast.plain:f", "posix:system", "builtins:exec", "os:system", "numpy.random.mtrand:f")
+    assert {hint(name).partition(": ")[2] for name in others} == {LOOK_FOR}
+    assert hint("__main__:f", str(folder / "plain.py")).endswith(LOOK_FOR)

@@ -6,7 +6,7 @@ import re
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path, PurePath
 from typing import IO, Any
@@ -44,7 +44,6 @@ class LongTailFunction:
     launches, backward_launches : number of operator calls made by the function, and by its backward pass
     host_ns : total host time in and between operators
     fused_ns : time to read and write `bytes` at the memory bandwidth
-    command : `opcapture` command that runs the program again and records the calls of the function
     """
 
     name: str
@@ -60,7 +59,6 @@ class LongTailFunction:
     bytes: int
     fused_ns: float
     traces: int
-    command: str
 
     @property
     def wall_ns(self) -> float:
@@ -99,7 +97,7 @@ class _Sum:
     backward_ns: float = 0.0
     bytes: int = 0
     fused_ns: float = 0.0
-    wall_by_command: dict[tuple[str, str], float] = field(default_factory=dict)
+    wall_by_pattern: dict[str, float] = field(default_factory=dict)
     traces: int = 0
     omitted: str | None = None
 
@@ -182,8 +180,7 @@ def _add(trace: Trace, sums: dict[Function, _Sum], bandwidth: float, cost: Captu
         own.traces += 1
         own.omitted = own.omitted or reason_to_omit(trace.header, function, building, containing)
         pattern = pattern_of(trace.header, *function)
-        command = (pattern, grip_command(trace.header, pattern))
-        own.wall_by_command[command] = own.wall_by_command.get(command, 0.0) + wall
+        own.wall_by_pattern[pattern] = own.wall_by_pattern.get(pattern, 0.0) + wall
     return counts
 
 
@@ -231,9 +228,9 @@ def _add_run(own: _Sum, run: _Run, bandwidth: float) -> None:
 
 
 def _function(file: str, name: str, own: _Sum) -> LongTailFunction:
-    pattern, command = max(own.wall_by_command, key=lambda item: own.wall_by_command[item])
+    pattern = max(own.wall_by_pattern, key=lambda item: own.wall_by_pattern[item])
     shared = {item.name: getattr(own, item.name) for item in fields(own) if item.name in LongTailFunction.__slots__}
-    return LongTailFunction(name=name, file=file, pattern=pattern, command=command, **shared)
+    return LongTailFunction(name=name, file=file, pattern=pattern, **shared)
 
 
 MOST_OMITTED = 5  # maximum number of functions that are printed as left out
@@ -285,8 +282,13 @@ COLUMNS = (
     _ms("in+out MB", "bytes", 3),
     _ms("fused ms", "fused_ns", 3, ",.3f"),
     TableColumn("function", lambda row: row[0].name, least=24),
-    TableColumn("grip it with", lambda row: row[0].command, below=True, is_command=True, most=1000),
+    # without the program that the trace names, which may be anything
+    TableColumn("grip it with", lambda row: _grip_command(row[0]), below=True, is_command=True, most=1000),
 )
+
+
+def _grip_command(function: LongTailFunction) -> str:
+    return f"opcapture ... --grip {shlex.quote(function.pattern)}"
 
 
 def write_rows(longtail: LongTail, path: Path, force: bool) -> None:
@@ -381,21 +383,11 @@ def reason_to_omit(
     return "Python's library" if is_library and not is_script(file, header) else None
 
 
-ALONE = ("-f", "--force", "--find-longtail")
-# options in the recorded command that do not affect which program runs: without a value, and with a value
-VALUED = ("-o", "--output", "--top", "--bandwidth", "--max-calls", "--max-bytes")
-
-
 def pattern_of(header: Mapping[str, Any], file: str, function: str) -> str:
     module = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".").strip(".")
     if is_script(file, header):
         module = "__main__"
     return f"{module}:{function.replace('.<locals>', '')}"
-
-
-def grip_command(header: Mapping[str, Any], pattern: str) -> str:
-    own, program = _parts(header)
-    return shlex.join(["opcapture", *_run_options(own), "--grip", pattern, *(["--", *program] if program else [])])
 
 
 def _parts(header: Mapping[str, Any]) -> tuple[list[str], list[str]]:
@@ -416,18 +408,6 @@ def is_script(file: str, header: Mapping[str, Any]) -> bool:
             # the command of a script that captured itself holds only the script's name
             return PurePath(file) == PurePath(script) or (not own and PurePath(file).name == script)
     return False
-
-
-def _run_options(options: Sequence[str]) -> list[str]:
-    run_options: list[str] = []
-    pending = iter(options)
-    for word in pending:
-        name, value, _ = word.partition("=")
-        if name in VALUED and not value:
-            next(pending, None)
-        elif name not in (*ALONE, *VALUED):
-            run_options.append(word)
-    return run_options
 
 
 def bandwidth_of(trace: Trace) -> float:
