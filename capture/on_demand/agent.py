@@ -31,6 +31,7 @@ from opgrip.capture.on_demand.protocol import (
     TELL,
     WAITING,
     MessageSocket,
+    OwnSocket,
     RecordingRequest,
     check_request,
     lines_of,
@@ -68,17 +69,21 @@ class Agent:
         self._room = threading.BoundedSemaphore(MOST_CONNECTIONS)
         self._is_closed = False
         self.path = socket_path(make_folder())
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listen()
+
+    def _listen(self) -> None:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             # clients remove sockets without a listener, so name the socket only once it listens
             hidden = self.path.with_suffix(".new")
-            self._listener.bind(str(hidden))
+            listener.bind(str(hidden))
             hidden.chmod(0o600)
-            self._listener.listen(MOST_CONNECTIONS)
+            listener.listen(MOST_CONNECTIONS)
             hidden.rename(self.path)
         except OSError:
-            self._listener.close()
+            listener.close()
             raise
+        self._listener = OwnSocket(listener)
 
     @property
     def is_recording(self) -> bool:
@@ -163,7 +168,7 @@ class Agent:
             self.path.unlink()
         with suppress(OSError):
             # wakes the listening thread
-            self._listener.shutdown(socket.SHUT_RDWR)
+            self._listener.link.shutdown(socket.SHUT_RDWR)
         session = self._session
         if session is not None:
             session.stop(grace_s=0.0)
@@ -173,15 +178,17 @@ class Agent:
     def abandon(self) -> None:
         if self._session is not None:
             self._session.abandon()
-        self._listener.close()
+        self._listener.link.close()
 
     def _serve(self) -> None:
         while True:
             try:
-                link, _ = self._listener.accept()
+                if self._listener.link.fileno() < 0 and not self._is_closed:
+                    self._listen()
+                link, _ = self._listener.link.accept()
             except OSError as error:
-                if self._is_closed or error.errno in (errno.EBADF, errno.EINVAL):
-                    self._listener.close()
+                if self._is_closed or error.errno == errno.EINVAL:
+                    self._listener.link.close()
                     return
                 # for example too many open files, some of which the program may close
                 self._fail(error)
@@ -201,7 +208,7 @@ class Agent:
         client = MessageSocket(link)
         try:
             if may_ask(link):
-                self._do(client, link)
+                self._do(client)
         except Exception as error:
             self._fail(error)
             with suppress(OSError):
@@ -209,11 +216,11 @@ class Agent:
         finally:
             with suppress(OSError):
                 # a process forked in the meantime keeps the connection open
-                link.shutdown(socket.SHUT_RDWR)
+                client.link.shutdown(socket.SHUT_RDWR)
             client.close()
             self._room.release()
 
-    def _do(self, client: MessageSocket, link: socket.socket) -> None:
+    def _do(self, client: MessageSocket) -> None:
         message = client.receive(REQUEST_S)
         if message is None:
             return
@@ -230,17 +237,17 @@ class Agent:
             answer(DONE, {"stopped": self.stop()})
         elif word == RECORD:
             request = request_of(message)
-            answer(DONE, self._record_for(link, request, answer))
+            answer(DONE, self._record_for(client, request, answer))
 
     def _record_for(
-        self, link: socket.socket, request: RecordingRequest, answer: Callable[[str, Mapping[str, Any]], None]
+        self, client: MessageSocket, request: RecordingRequest, answer: Callable[[str, Mapping[str, Any]], None]
     ) -> dict[str, Any]:
         over = threading.Event()
 
         def armed(session: RecordingSession) -> None:
             answer(ARMED, {"file": str(session.path)})
             watch = threading.Thread(
-                target=_stop_when_left, args=(session, link, over), name="opgrip-link", daemon=True
+                target=_stop_when_left, args=(session, client, over), name="opgrip-link", daemon=True
             )
             # if no thread can be started for this, the recording ends by its own limits
             with suppress(RuntimeError):
@@ -252,7 +259,7 @@ class Agent:
             over.set()
             with suppress(OSError):
                 # wakes the watching thread
-                link.shutdown(socket.SHUT_RD)
+                client.link.shutdown(socket.SHUT_RD)
 
     def _fail(self, error: Exception) -> None:
         # mistakes of clients do not count as failures
@@ -268,10 +275,10 @@ def _wait_for_torch(most_s: float) -> None:
         time.sleep(PAUSE_S)
 
 
-def _stop_when_left(session: RecordingSession, link: socket.socket, over: threading.Event) -> None:
+def _stop_when_left(session: RecordingSession, client: MessageSocket, over: threading.Event) -> None:
     with suppress(OSError):
-        link.settimeout(None)
-        while link.recv(1 << 12):
+        client.link.settimeout(None)
+        while client.link.recv(1 << 12):
             pass
     if not over.is_set():
         session.stop()

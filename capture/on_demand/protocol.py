@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from opgrip.cli.command import counted
+from opgrip.cli.output_files import identity_of
 from opgrip.errors import UserError
 
 PROTOCOL = 1  # protocol version; a process refuses requests of another version
@@ -32,13 +33,27 @@ _MOST_PATH_BYTES = 100  # maximum number of bytes of a socket's path; the system
 _PRIVATE = 0o700
 
 
-class MessageSocket:
+class OwnSocket:
+    """A socket, which is detached when the program has closed its descriptor or uses the number for another file."""
+
     def __init__(self, link: socket.socket) -> None:
         self._link = link
+        self._identity = identity_of(link.fileno())
+
+    @property
+    def link(self) -> socket.socket:
+        if identity_of(self._link.fileno()) != self._identity:
+            self._link.detach()
+        return self._link
+
+
+class MessageSocket(OwnSocket):
+    def __init__(self, link: socket.socket) -> None:
+        super().__init__(link)
         self._buffer = b""
 
     def send(self, message: Mapping[str, Any]) -> None:
-        self._link.sendall(json.dumps(message).encode() + b"\n")
+        self.link.sendall(json.dumps(message).encode() + b"\n")
 
     def receive(self, seconds: float | None) -> dict[str, Any] | None:
         """Return the next message, or None if the other process has closed the connection."""
@@ -49,8 +64,8 @@ class MessageSocket:
             remaining = None if until is None else until - monotonic()
             if remaining is not None and remaining <= 0:
                 raise TimeoutError("no complete message arrived in time")
-            self._link.settimeout(remaining)
-            part = self._link.recv(1 << 14)
+            self.link.settimeout(remaining)
+            part = self.link.recv(1 << 14)
             if not part:
                 return None
             self._buffer += part
@@ -64,7 +79,7 @@ class MessageSocket:
         return message
 
     def close(self) -> None:
-        self._link.close()
+        self.link.close()
 
 
 def peer_of(link: socket.socket) -> tuple[int, int] | None:

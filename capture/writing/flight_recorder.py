@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from ctypes import memmove
 from dataclasses import replace
 from functools import partial
+from mmap import PAGESIZE
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import UntypedStorage
 
 from opgrip.capture.program.patches import Patches
 from opgrip.capture.program.processes import with_mark
@@ -279,18 +281,19 @@ class RingFile:
     def __init__(self, trace: Path, size: int) -> None:
         stem = partial_path(trace).name.removesuffix(".gz").removesuffix(".zst").removesuffix(".jsonl")
         self.path = trace.resolve().with_name(f"{stem}.ring")
-        size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+        size = -(-size // PAGESIZE) * PAGESIZE
         number = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
             os.posix_fallocate(number, 0, size)
-            self._memory = mmap.mmap(number, size)
+            # `mmap` would keep a descriptor, which the program may close and use again
+            self._storage = UntypedStorage.from_file(str(self.path), True, size)
         except BaseException:
             self.remove()
             raise
         finally:
             os.close(number)
-        self._memory[: len(MAGIC)] = MAGIC
-        self._end = len(MAGIC)
+        self._size, self._end = size, len(MAGIC)
+        self._write(0, MAGIC)
 
     def add(self, kind: int, numbers: Sequence[int], payload: Payload = ()) -> bool:
         """Add a piece of data to the file; return False if it does not fit."""
@@ -298,20 +301,23 @@ class RingFile:
         start = self._end + 8 * HEAD
         end = start + -(-sum(map(len, pieces)) // 8) * 8
         # leave space for the kind 0 of the next chunk, which marks the end
-        if end + 8 * HEAD > len(self._memory):
+        if end + 8 * HEAD > self._size:
             return False
-        memory, place = self._memory, start
+        place = start
         for piece in pieces:
-            memory[place : place + len(piece)] = piece
+            self._write(place, piece)
             place += len(piece)
         head = np.zeros(HEAD, dtype="<i8")
         head[1 : 1 + len(numbers)] = numbers
-        memory[self._end + 8 : start] = head[1:].tobytes()
+        self._write(self._end + 8, head[1:].tobytes())
         # write the kind last; only then is the chunk valid
         head[0] = kind
-        memory[self._end : self._end + 8] = head[:1].tobytes()
+        self._write(self._end, head[:1].tobytes())
         self._end = end
         return True
+
+    def _write(self, place: int, data: bytes) -> None:
+        memmove(self._storage.data_ptr() + place, data, len(data))
 
     def remove(self) -> None:
         with suppress(OSError):

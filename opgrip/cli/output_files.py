@@ -76,9 +76,86 @@ def check_output(path: Path | None, force: bool, suffixes: Sequence[str] = ()) -
 def create(path: Path, force: bool) -> IO[bytes]:
     check_writable(path, force)
     try:
-        return partial_path(path).open("xb")
+        return io.BufferedWriter(OwnFile(partial_path(path)))
     except OSError as error:
         raise cannot_be_written(path, error) from error
+
+
+_fstat = os.fstat
+MOST_COMPARED = 4096  # number of bytes at the end of a file that are read again when it is complete
+
+
+def identity_of(number: int) -> tuple[int, int] | None:
+    """Return device and inode of the file that an open descriptor refers to, or None if the descriptor is closed."""
+    try:
+        status = _fstat(number)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+class OwnFile(io.RawIOBase):
+    """A new file, which is opened again if the program closes its descriptor or uses the number for another file."""
+
+    # bound here, because tests of programs replace functions of modules
+    _open, _close = staticmethod(os.open), staticmethod(os.close)
+    _read, _write = staticmethod(os.pread), staticmethod(os.pwrite)
+    _identity: tuple[int, int] | None = None
+
+    def __init__(self, path: Path) -> None:
+        self.name = str(path)
+        self.is_abandoned = False
+        self._place = self._size = 0
+        self._end = b""
+        self._number = self._open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        self._identity = identity_of(self._number)
+
+    def fileno(self) -> int:
+        if identity_of(self._number) != self._identity:
+            number = self._open(self.name, os.O_RDWR | os.O_CLOEXEC)
+            if identity_of(number) != self._identity:
+                self._close(number)
+                raise FileNotFoundError(errno.ENOENT, "another file replaced it", self.name)
+            self._number = number
+        return self._number
+
+    def writable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def write(self, data: Any, /) -> int:
+        data = memoryview(data)
+        written = len(data) if self.is_abandoned else self._write(self.fileno(), data, self._place)
+        self._place += written
+        if self._place >= self._size:
+            self._size, self._end = self._place, bytes(data[max(0, written - MOST_COMPARED) : written])
+        return written
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        self._place = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: self._size}[whence]
+        return self._place
+
+    def close(self) -> None:
+        try:
+            if self._identity is not None and not self.is_abandoned:
+                self._compare_end()
+        finally:
+            identity, self._identity = self._identity, None
+            if identity is not None and identity_of(self._number) == identity:
+                self._close(self._number)
+            super().close()
+
+    def _compare_end(self) -> None:
+        content = self._read(self.fileno(), MOST_COMPARED + 1, self._size - len(self._end))
+        if content != self._end:
+            raise OSError(errno.EIO, "its end is not what was written", self.name)
+
+
+def abandon(file: IO[bytes]) -> None:
+    """Drop what is written to a temporary file from now on, in a forked process, whose parent owns the file."""
+    cast(OwnFile, cast(io.BufferedWriter, file).raw).is_abandoned = True
 
 
 def cannot_be_written(path: str | Path, error: BaseException) -> UserError:
@@ -124,15 +201,6 @@ def give_name(part: Path, path: Path, force: bool) -> None:
 def discard(file: IO[bytes]) -> None:
     with suppress(OSError):
         Path(file.name).unlink()
-
-
-def abandon(file: IO[bytes]) -> None:
-    """Redirect an open temporary file to the null device, for a forked process that must not write to the file."""
-    if file.closed:
-        return
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, file.fileno())
-    os.close(nowhere)
 
 
 @contextmanager

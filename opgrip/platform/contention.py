@@ -15,6 +15,8 @@ from time import perf_counter_ns, process_time_ns, sleep, thread_time_ns
 import numpy as np
 import torch
 
+from opgrip.cli.output_files import identity_of
+
 PROC = Path("/proc")
 # maximum share of a run that its threads may wait for processors in total, or that a hypervisor may take of all
 # processors
@@ -71,7 +73,8 @@ class Contention:
     ) -> None:
         self._proc, self._workers = proc, workers
         self._threads, self._ignored = threads, str(ignored)
-        self._files: dict[str, int] = {}
+        # descriptors with the identities of their files: the program may close them and use the numbers again
+        self._files: dict[str, tuple[int, tuple[int, int] | None]] = {}
         self._last: dict[str, tuple[int, int, int]] = {}
         self._work_ns = self._time_ns = self._count = 0
         self._listed_ns = perf_counter_ns()
@@ -89,9 +92,9 @@ class Contention:
             self._list_threads()
         for thread, file in list(self._files.items()):
             try:
-                work_ns, time_ns, count = _waits_in(file)
+                work_ns, time_ns, count = _waits_in(file[0])
             except (OSError, ValueError):
-                os.close(self._files.pop(thread))
+                _close(*self._files.pop(thread))
                 continue
             last_work_ns, last_ns, last_count = self._last[thread]
             self._work_ns += work_ns - last_work_ns
@@ -150,19 +153,20 @@ class Contention:
 
     def close(self) -> None:
         for file in self._files.values():
-            os.close(file)
+            _close(*file)
         self._files.clear()
 
     def _list_threads(self) -> None:
+        self._files = {thread: file for thread, file in self._files.items() if identity_of(file[0]) == file[1]}
         for process in ["self"] if self._workers is None else self._workers():
             folder = self._proc / str(process) / "task"
             with suppress(OSError):
                 for thread in os.listdir(folder):
                     if thread not in self._files and thread != self._ignored:
                         with suppress(OSError, ValueError):
-                            file = os.open(folder / thread / "schedstat", os.O_RDONLY)
-                            self._files[thread] = file
-                            self._last[thread] = _waits_in(file)
+                            number = os.open(folder / thread / "schedstat", os.O_RDONLY)
+                            self._files[thread] = number, identity_of(number)
+                            self._last[thread] = _waits_in(number)
 
     def _look_at_others(self) -> None:
         before = self._usage
@@ -206,10 +210,16 @@ def let_threads_sleep() -> None:
         began = now
 
 
-def _waits_in(file: int) -> tuple[int, int, int]:
+def _waits_in(number: int) -> tuple[int, int, int]:
     # returns ns on a processor, ns waiting for one, and number of waits
-    work_ns, time_ns, count = os.pread(file, 64, 0).split()
+    work_ns, time_ns, count = os.pread(number, 64, 0).split()
     return int(work_ns), int(time_ns), int(count)
+
+
+def _close(number: int, identity: tuple[int, int] | None) -> None:
+    if identity_of(number) == identity:
+        with suppress(OSError):
+            os.close(number)
 
 
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from programs import run_command, run_python, succeed, wait_for
+from services import environment
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from versions import shows_reductions
 
@@ -236,3 +237,39 @@ def test_no_dispatch_mode_remains_after_a_thread_outlived_the_capture(tmp_path: 
     thread.join()
     # otherwise torch.compile would run all following code eagerly
     assert not is_in_torch_dispatch_mode()
+
+
+CLOSES_DESCRIPTORS = """
+import gc, os, torch
+from opgrip.capture import Capture
+from opgrip.capture.on_demand.agent import start_agent
+from opgrip.capture.on_demand.settings import AgentSettings
+from opgrip.capture.on_demand.verbs import processes
+
+def ask(): return [item.name for item in processes() if item.pid == os.getpid()]
+
+agent = start_agent(AgentSettings("here"))
+captures = [Capture("a.jsonl"), Capture("b.jsonl.gz", values="full"), Capture("c.jsonl", last=5)]
+for capture in captures:
+    with capture:
+        x = torch.ones(3).sin()
+        capture._flusher.write_now()
+        os.closerange(3, 256)
+        files = [os.open(f"{os.path.basename(capture.path)}.{number}", os.O_RDWR | os.O_CREAT) for number in range(20)]
+        capture._flusher.write_now()
+        x.cos().add(x)
+        if capture.keeps_last:
+            capture.dump()
+    assert capture.failure is None, capture.failure
+    gc.collect()
+    assert [os.write(file, b"own") + len(os.pread(file, 99, 0)) for file in files] == [6] * 20
+assert ask() == ["here"] == ask()
+assert [os.pread(file, 99, 0) for file in files] == [b"own"] * 20
+"""
+
+
+def test_capture_leaves_files_alone_that_got_its_closed_descriptors(tmp_path: Path) -> None:
+    done = run_python("-c", CLOSES_DESCRIPTORS, cwd=tmp_path, env=environment(tmp_path), fresh=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    for name in ("a.jsonl", "b.jsonl.gz", "c.jsonl"):
+        assert {"aten.sin.default", "aten.cos.default"} <= set(load(tmp_path / name, partial=False).calls["op"])
