@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from opgrip.cli.plugins import lazy_names
@@ -15,7 +17,6 @@ if TYPE_CHECKING:
     from opgrip.replay import judge as judge
     from opgrip.tools.sample_gripper import grip as grip
     from opgrip.traces import UserError as UserError
-    from opgrip.traces import load as load
 
     __version__: str
 
@@ -31,10 +32,25 @@ _get, __dir__ = lazy_names(
         "compare": "opgrip.replay",
         "grip": "opgrip.tools.sample_gripper",
         "judge": "opgrip.replay",
-        "load": "opgrip.traces",
         **{package: f"opgrip.{package}" for package in ("capture", "replay", "samples", "tools", "traces")},
     },
 )
+
+
+def load(path: str | Path, **options: Any) -> Any:
+    """Load a trace as `Trace`, with the options of `opgrip.traces.load`, or the results of a replay as `Results`."""
+    from opgrip.errors import UserError
+    from opgrip.traces import load as load_trace
+
+    try:
+        return load_trace(path, **options)
+    except UserError:
+        from opgrip.replay import Results
+
+        with suppress(UserError):
+            if not options:
+                return Results.load(path)
+        raise
 
 
 def __getattr__(name: str) -> Any:

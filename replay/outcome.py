@@ -48,6 +48,14 @@ class Results:
     rows: Sequence[Result]
     header: dict[str, Any]
 
+    @staticmethod
+    def load(path: str | Path) -> Results:
+        """Load a file of results in `.json`, `.parquet` or `.csv`; `.csv` has no header.
+
+        Raises UserError if the file cannot be read, or contains something else.
+        """
+        return read_run(path)
+
     @property
     def frame(self) -> pd.DataFrame:
         """Data frame with one row for each result, and all columns."""
@@ -83,6 +91,9 @@ class Results:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def __getitem__(self, index: int) -> Result:
+        return self.rows[index]
 
     def __iter__(self) -> Iterator[Result]:
         return iter(self.rows)

@@ -83,6 +83,14 @@ class Selection(Cut):
         role=CASES,
         common=True,
     )
+    phase: tuple[str, ...] = option(
+        (),
+        "replay only calls of this phase; can be repeated",
+        repeated=True,
+        choices=("forward", "backward", "optimizer"),
+        only=("single cases", "traces"),
+        role=CASES,
+    )
     label: tuple[str, ...] = option(
         (),
         "replay only calls in record_function blocks whose labels match; can be repeated",
@@ -116,7 +124,7 @@ class Selection(Cut):
 
     @property
     def selects_some(self) -> bool:
-        return bool(self.op or self.exclude_op or self.module or self.label or self.tag)
+        return bool(self.op or self.exclude_op or self.module or self.phase or self.label or self.tag)
 
     @property
     def op_flag(self) -> str:
@@ -133,9 +141,10 @@ class Selection(Cut):
 def select_calls(calls: pd.DataFrame, trace: Trace, selection: Selection) -> pd.DataFrame:
     calls = _matching(calls, "op", selection.op, selection.op_flag)
     calls = _matching(calls, "module", selection.module, selection.module_flag)
+    calls = _matching(calls, "phase", selection.phase, "--phase ")
     if calls.empty:
         raise no_match_of_both(selection)
-    calls = calls[~calls["op"].isin([name for name in calls["op"].cat.categories if selection.excludes(name)])]
+    calls = calls[~calls["op"].isin([name for name in calls["op"].unique() if selection.excludes(name)])]
     if calls.empty:
         raise NothingSelectedError(*ALL_EXCLUDED)
     if selection.label:
@@ -148,8 +157,7 @@ def select_calls(calls: pd.DataFrame, trace: Trace, selection: Selection) -> pd.
 def _matching(calls: pd.DataFrame, column: str, patterns: Sequence[str], flag: str) -> pd.DataFrame:
     if not patterns:
         return calls
-    names = calls[column].cat.categories
-    matched = [name for name in names if matches(name, patterns)]
+    matched = [name for name in calls[column].dropna().unique() if matches(name, patterns)]
     selected = calls[calls[column].isin(matched)]
     if selected.empty:
         raise no_match(calls[column], patterns, flag)
@@ -167,12 +175,12 @@ def labeled_calls(trace: Trace, selection: Selection) -> pd.Index[int]:
 
 
 def no_match_of_both(selection: Selection) -> NothingSelectedError:
-    problem = f"no call matches both {selection.op_flag}and --module"
+    problem = f"no call matches all of {selection.op_flag.strip()}, --module and --phase"
     return NothingSelectedError(problem, "see opgrip trace info")
 
 
 def no_match_within_label(selection: Selection) -> NothingSelectedError:
-    problem = f"no call selected by {selection.op_flag}and --module is in a block with this --label"
+    problem = f"no call selected by {selection.op_flag.strip()}, --module and --phase is in a block with this --label"
     return NothingSelectedError(problem, "see opgrip trace info")
 
 

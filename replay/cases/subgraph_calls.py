@@ -149,7 +149,7 @@ def _rows(
 ) -> Iterator[tuple[tuple[int, int], _Row]]:
     context_of = {scope.number: scope.context for scope in trace.scopes}
     own = trace.own_calls
-    threads = zip(own["process"].cat.codes.tolist(), own["thread"].cat.codes.tolist(), strict=True)
+    threads = zip(own["process"].tolist(), own["thread"].tolist(), strict=True)
     columns = ("signature", "scope", "time_ns", "raw_ns", "perturbed", "tensors", "first_storage")
     memory = trace.storages.tolist()
     for number, thread, *values in zip(

@@ -162,7 +162,7 @@ def make_places(trace: Trace, unit: str, selection: Selection) -> dict[int, Time
     place_of_scope: dict[int, TimelinePlace] = {}
     for scope in trace.scopes:
         place = find(origin[scope.number], scope.phase, selection)
-        if place is not None:
+        if place is not None and matches(scope.phase, selection.phase):
             place_of_scope[scope.number] = place
     return place_of_scope
 
@@ -340,10 +340,10 @@ def _nothing_selected(trace: Trace, unit: str, selection: Selection) -> UserErro
     everything = make_places(trace, unit, Selection())
     names = calls["scope"].map({number: index.name for number, index in everything.items()}).rename(unit)
     calling_scopes = set(calls["scope"])
-    if not calling_scopes & make_places(trace, unit, replace(selection, module=())).keys():
+    if not calling_scopes & make_places(trace, unit, replace(selection, module=(), phase=())).keys():
         return no_match(names, selection.op, selection.op_flag)
-    if not calling_scopes & make_places(trace, unit, replace(selection, op=())).keys():
-        paths = {path for name in calls["module"].cat.categories for path in _with_parents(name)}
+    if not calling_scopes & make_places(trace, unit, replace(selection, op=(), phase=())).keys():
+        paths = {path for name in calls["module"].dropna().unique() for path in _with_parents(name)}
         return no_match(pd.Series(sorted(paths), name="module"), selection.module, selection.module_flag)
     selects_some = calling_scopes & make_places(trace, unit, selection).keys()
     return no_match_within_label(selection) if selects_some else no_match_of_both(selection)

@@ -51,6 +51,7 @@ from opgrip.replay.run.workload import Workload, expected_rows
 from opgrip.replay.sequences.step_options import RankLaunch, RankOptions, launch_of
 from opgrip.replay.workers.executors import Executor, ExecutorLostError, LocalExecutor, start_executor
 from opgrip.replay.workers.journal import journal_path
+from opgrip.traces.table.trace import Trace
 from opgrip.traces.zoo.manifest import INSTALL
 
 ONE = "one trace"  # value of `Option.only` for options that are valid for a single trace only
@@ -298,7 +299,9 @@ class SeveralReplays:
         return with_traces(" ".join(map(str, self._args.trace)), common_header(headers), traces)
 
 
-def replay(trace: str | Path | Sequence[str | Path] | Mapping[str, Any] | None = None, **options: Any) -> Results:
+def replay(
+    trace: str | Path | Trace | Sequence[str | Path] | Mapping[str, Any] | None = None, **options: Any
+) -> Results:
     """Replay the calls of a trace, or samples, as `opreplay` does.
 
     ::
@@ -309,9 +312,10 @@ def replay(trace: str | Path | Sequence[str | Path] | Mapping[str, Any] | None =
     Cases run in a separate process, so that a case that crashes, hangs or takes too much memory does not affect other
     cases.
 
-    trace : a file that `Capture` or `opcapture` wrote; several files, a folder of them, `zoo` or `zoo:PATTERN`, which
-        are replayed in turn; `samples`, `sample:NAME`, or a folder that `grip` wrote; the contents of a PARAM
-        configuration file as a dictionary; None if `operator` names what to replay
+    trace : a file that `Capture` or `opcapture` wrote, or a `Trace` that was loaded from it, filtered or not; several
+        files, a folder of them, `zoo` or `zoo:PATTERN`, which are replayed in turn; `samples`, `sample:NAME`, or a
+        folder that `grip` wrote; the contents of a PARAM configuration file as a dictionary; None if `operator` names
+        what to replay
     options : long names of options in `opreplay --help`, with `_` for `-`, except `strict` and `list`; a list for
         options that take several values; `inputs` is a dictionary or a list of dictionaries
 
@@ -320,6 +324,10 @@ def replay(trace: str | Path | Sequence[str | Path] | Mapping[str, Any] | None =
     Raises UserError if the value of an option is invalid, options contradict each other, or a file cannot be read
     or written.
     """
+    if isinstance(trace, Trace):
+        if trace.path is None or "steps" in trace.selection:
+            raise UserError("only whole files can be replayed", "write the steps to one: opgrip trace trim --steps")
+        return replay(trace.path, **trace.selection, **options)
     if isinstance(trace, Mapping):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "configuration.json")

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from opgrip.replay.comparison.differences import (
@@ -244,13 +245,14 @@ class Comparison:
         ]
 
 
-def compare(base: Results, new: Results, margin: float = MARGIN) -> Comparison:
-    """Compare two runs of a replay case by case.
+def compare(base: Results | str | Path, new: Results | str | Path, margin: float = MARGIN) -> Comparison:
+    """Compare two runs of a replay, or files of their results, case by case.
 
     Cases are matched by operator, shapes, recorded dtypes, settings and mode, not by their numbers in a trace.
 
     margin : largest relative difference at which times count as the same
     """
+    base, new = (run if isinstance(run, Results) else Results.load(run) for run in (base, new))
     ignored_columns = run_columns(base, new)
     base_rows, new_rows = _by_identity(base.rows, ignored_columns), _by_identity(new.rows, ignored_columns)
     both = [(row, new_rows[identity]) for identity, row in base_rows.items() if identity in new_rows]

@@ -15,7 +15,7 @@ from opgrip.cli.output_files import open_input
 from opgrip.errors import UserError
 from opgrip.replay.analyses import in_order
 from opgrip.replay.cases.call_sites import from_text
-from opgrip.replay.reports import report_for
+from opgrip.replay.reports import report_for, reports
 from opgrip.replay.results.columns import Column, Columns, columns_in
 from opgrip.replay.results.judgement import CandidateColumns
 from opgrip.replay.results.origins import MachineColumns, OriginColumns
@@ -196,6 +196,8 @@ def _as_unicode(cell: Any) -> Any:
 def load_results(path: str | Path) -> pd.DataFrame:
     """Return the rows of a file that `opreplay -o` wrote; `attrs` has the header if the format stores it."""
     path = Path(path)
+    if path.suffix not in reports.names():
+        raise UserError(f"{path} is not a file of results", "write one with opreplay TRACE -o results.json")
     read = report_for(path).read
     if read is None:
         raise UserError(

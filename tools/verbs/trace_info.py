@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     # without times, as in some files of other tools, shares are by number of calls
     is_timed = trace.header.get("timed") is not False
     summaries = {
-        by: trace.kernels_by_operator() if by == KERNEL else trace.summary(*GROUPS[by].columns) for by in tables
+        by: trace.kernels_by_operator() if by == KERNEL else trace.summary(GROUPS[by].columns) for by in tables
     }
     for by, table in summaries.items():
         title = f"{TABLES[by].title} by share of {'time' if is_timed else 'calls'} ({len(table)} in total)"

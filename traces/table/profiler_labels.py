@@ -31,7 +31,7 @@ def is_operator(op: str, kind: str) -> bool:
 
 
 def are_marks(calls: pd.DataFrame) -> pd.Series[bool]:
-    return calls["op"].isin([name for name in calls["op"].cat.categories if is_mark(str(name))])
+    return calls["op"].isin([name for name in calls["op"].unique() if is_mark(str(name))])
 
 
 def operator_calls(calls: pd.DataFrame) -> pd.DataFrame:
@@ -54,8 +54,7 @@ def labeled(
     """Return a mask of the calls that ran within a selected `record_function` label; `calls` are in start order."""
     spans: list[tuple[int, int]] = []
     within = np.zeros(len(calls), dtype=np.bool_)
-    threads = [calls["process"].cat.codes, calls["thread"].cat.codes]
-    for places in calls.groupby(threads, sort=False).indices.values():
+    for places in calls.groupby(["process", "thread"], sort=False, dropna=False).indices.values():
         flags, own_spans = _within(calls.iloc[places], label_by_signature, is_selected)
         within[places] = flags
         spans += own_spans

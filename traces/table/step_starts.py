@@ -176,14 +176,9 @@ def step_counts(header: Mapping[str, Any]) -> dict[int | None, int]:
 
 
 class CallFilter:
-    def __init__(
-        self,
-        phase: Sequence[str],
-        module: Sequence[str],
-        op: Sequence[str],
-        steps: tuple[range, StepStarts] | None = None,
-    ) -> None:
-        self._phase, self._module, self._op, self._steps = phase, module, op, steps
+    def __init__(self, patterns: Mapping[str, tuple[str, ...]], steps: tuple[range, StepStarts] | None = None) -> None:
+        self._phase, self._module, self._op = (patterns.get(name, ()) for name in ("phase", "module", "op"))
+        self._steps = steps
         self._modules: dict[int, str] = {}
         self._processes: dict[int, int | None] = {}
         self._scopes, self._signatures = NumberSet(), NumberSet()
@@ -213,22 +208,23 @@ class CallFilter:
         return selected(block, flags)
 
 
-def call_filter(
-    reader: TraceReader,
-    phase: str | Sequence[str],
-    module: str | Sequence[str],
-    op: str | Sequence[str],
-    steps: range | int | None,
-) -> CallFilter | None:
-    phases, modules, ops = ((names,) if isinstance(names, str) else tuple(names) for names in (phase, module, op))
-    if phases and not any(matches(name, phases) for name in PHASES):
+def patterns_of(**patterns: str | Sequence[str]) -> dict[str, tuple[str, ...]]:
+    chosen = {name: (value,) if isinstance(value, str) else tuple(value) for name, value in patterns.items() if value}
+    phases = chosen.get("phase", ())
+    if not any(matches(name, phases) for name in PHASES):
         raise UserError(f"unknown phase {', '.join(map(str, phases))}", f"choose from {', '.join(PHASES)}")
+    return chosen
+
+
+def call_filter(
+    reader: TraceReader, patterns: Mapping[str, tuple[str, ...]], steps: range | int | None
+) -> CallFilter | None:
     if steps is not None:
         if not isinstance(steps, int | range):
             raise UserError(f"steps={steps!r} is neither a number nor a range", "pass, for example, 3 or range(3, 5)")
         chosen = range(steps, steps + 1) if isinstance(steps, int) else steps
-        return CallFilter(phases, modules, ops, (chosen, _starts_of(reader, chosen)))
-    return CallFilter(phases, modules, ops) if phases or modules or ops else None
+        return CallFilter(patterns, (chosen, _starts_of(reader, chosen)))
+    return CallFilter(patterns) if patterns else None
 
 
 def _starts_of(reader: TraceReader, steps: range) -> StepStarts:

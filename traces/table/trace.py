@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from opgrip.cli.command import counted
+from opgrip.cli.option_types import matches
 from opgrip.display.figures import PALETTE, add_legend, as_html, in_style, label_axis, literal, new_figure
 from opgrip.errors import UserError
 from opgrip.traces.codec.call_blocks import CallBlock, Integers
@@ -52,8 +53,8 @@ from opgrip.traces.table.call_table import (
     with_times,
 )
 from opgrip.traces.table.distinct_calls import NUMBER, distinct_calls, ordered_rows
-from opgrip.traces.table.profiler_labels import label_of, labeled, own_calls
-from opgrip.traces.table.step_starts import call_filter, unfinished_calls
+from opgrip.traces.table.profiler_labels import are_marks, label_of, labeled, own_calls
+from opgrip.traces.table.step_starts import call_filter, patterns_of, unfinished_calls
 from opgrip.traces.values import ValueModel
 
 if TYPE_CHECKING:
@@ -141,6 +142,8 @@ class Trace:
     effects : for the trace of a sample, counts of operators and changed arguments of each call, by signature number
     kernels : kernels that the calls of each signature ran on an accelerator, if they were recorded
     waits : waits of accelerator streams for other streams, if they were recorded
+    path : file or name from which the trace was loaded; None if it was made in memory
+    selection : conditions by which `load` or `filter` selected the calls
     source : the calls in blocks of columns, in file order, for functions that process millions of calls
     """
 
@@ -163,6 +166,8 @@ class Trace:
     effects: dict[int, Effects] = field(default_factory=dict)
     kernels: list[Kernels] = field(default_factory=list)
     waits: list[Wait] = field(default_factory=list)
+    path: str | None = None
+    selection: dict[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         model = self.header.get("model")
@@ -194,10 +199,52 @@ class Trace:
         if parts is None:
             parts = "phase" if by != "phase" and self.own_distinct_calls["phase"].nunique() > 1 else "module"
         check_columns(by, parts)
-        return draw_times(self.summary(*dict.fromkeys((by, parts))), by, parts, title)
+        return draw_times(self.summary(list(dict.fromkeys((by, parts)))), by, parts, title)
 
     def _repr_html_(self) -> str:
         return as_html([repr(self)], self.summary().head(HTML_ROWS), lambda: self._draw("op", None, ""))
+
+    def filter(
+        self,
+        *,
+        op: str | Sequence[str] = (),
+        module: str | Sequence[str] = (),
+        phase: str | Sequence[str] = (),
+        label: str | Sequence[str] = (),
+    ) -> Trace:
+        """Return the trace with fewer calls; everything else stays. `opgrip.replay.replay` replays only these calls.
+
+        ::
+
+            trace.filter(label="decode", phase="forward").summary()
+
+        Parameters
+        ----------
+        op, module, phase, label : shell patterns; a call is kept if it matches one pattern of each that is given. It
+            matches a label if it ran within such a block of `record_function`.
+
+        Raises
+        ------
+        UserError : if a phase is unknown, or if the trace is already filtered by one of these, or at all with `label`
+        """
+        patterns = patterns_of(op=op, module=module, phase=phase, label=label)
+        if self.selection.keys() & patterns or ("label" in patterns and self.selection):
+            raise UserError("the trace is already filtered", "pass all conditions to one call of filter()")
+        calls = self.calls
+        if labels := patterns.get("label"):
+            calls = calls[self.within_labels(lambda label: matches(label, labels)) & ~are_marks(calls)]
+        for name in ("op", "module", "phase"):
+            names = calls[name].dropna().unique()
+            calls = calls[calls[name].isin([value for value in names if matches(value, patterns.get(name, ()))])]
+        used = set(calls["signature"])
+        return replace(
+            self,
+            calls=calls,
+            signatures=[signature for signature in self.signatures if signature.number in used],
+            selection={**self.selection, **patterns},
+            storages=lambda: self.storages,
+            unfinished=lambda: self.unfinished,
+        )
 
     @property
     def call_count(self) -> int:
@@ -295,7 +342,7 @@ class Trace:
         labels = ((signature.number, label_of(signature)) for signature in self.signatures)
         return {number: label for number, label in labels if label is not None}
 
-    def summary(self, *columns: str) -> pd.DataFrame:
+    def summary(self, by: str | Sequence[str] = "op") -> pd.DataFrame:
         """Return one row per operator by decreasing share of time: op, calls, signatures, time_us, total_us, share.
 
         `time_us` and `share` use the median time of each signature for all its calls, so that a call which the system
@@ -305,14 +352,14 @@ class Trace:
 
         Parameters
         ----------
-        columns : columns of `calls`, to group by their values instead of by operator
+        by : columns of `calls`, to group by their values instead of by operator
         """
         own = self.own_distinct_calls
         counts = own[COUNT]
         typical_ns = own["signature"].map(quantiles(own["time_ns"], own["signature"], counts))
         weighed = {name: own[name] * counts for name in ("raw_ns", "duration_ns")}
         own = own.assign(typical_ns=typical_ns.astype(float) * counts, **weighed)
-        groups = own.groupby(list(columns or ("op",)), observed=True, dropna=False)
+        groups = own.groupby([by] if isinstance(by, str) else list(by), dropna=False)
         time_ns, calls = groups["typical_ns"].sum(), groups[COUNT].sum()
         # without times, each call has the same weight
         weights = time_ns if time_ns.any() else calls
@@ -363,7 +410,8 @@ def load(
         requested calls cannot be selected
     """
     reader = reader or TraceReader(path, unbounded)
-    chosen = call_filter(reader, phase, module, op, steps)
+    patterns = patterns_of(op=op, module=module, phase=phase)
+    chosen = call_filter(reader, patterns, steps)
     source = CallSource(reader.again().blocks, None if chosen is None else chosen.select)
     contents = TraceContents(source)
     for record in reader.columns():
@@ -374,7 +422,8 @@ def load(
         warnings.warn(f"{reader.missing}: only the records before that are loaded", stacklevel=2)
     elif reader.missing and not partial:
         raise UserError(reader.missing, "load it with --partial")
-    return Trace(**contents.attributes(reader))
+    selection = patterns if steps is None else {**patterns, "steps": steps}
+    return Trace(**contents.attributes(reader), path=str(path), selection=selection)
 
 
 class TraceContents:

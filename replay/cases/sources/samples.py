@@ -105,7 +105,9 @@ def _function_calls(trace: Trace) -> pd.DataFrame:
 
 def _cases(trace: Trace, samples: Mapping[str, SampleFolder], selection: Selection) -> list[Case]:
     calls = _function_calls(trace)
-    calls = calls[np.array([matches(str(name), selection.module) for name in calls["module"]], dtype=bool)]
+    places = zip(calls["module"], calls["phase"], strict=True)
+    is_selected = [matches(str(one), selection.module) and matches(phase, selection.phase) for one, phase in places]
+    calls = calls[np.array(is_selected, dtype=bool)]
     counts = calls["signature"].value_counts().to_dict()
     contexts = contexts_of(trace, calls)
     chosen = {

@@ -135,7 +135,10 @@ def test_record_function_marks_are_in_no_table_of_operators(marked_trace: Path, 
     ],
 )
 def test_label_selects_the_calls_within_it(marked_trace: Path, labels: list[str], operators: set[str]) -> None:
-    cases = make_cases(load(marked_trace), Selection(label=tuple(labels)))
+    trace = load(marked_trace)
+    cases = make_cases(trace, Selection(label=tuple(labels)))
+    # without entries of zero calls for the other operators
+    assert set(trace.filter(label=labels).calls["op"].value_counts().index) == operators
     assert {case.op for case in cases} == operators
     assert sum(case.share for case in cases) == pytest.approx(1)
 

@@ -204,7 +204,7 @@ def test_info_shows_the_contents_of_a_trace(detector_trace: Path) -> None:
     assert shown["signatures"].startswith(f"{len(trace.signatures):,} of ")
     assert shown["dropped"] == "nothing"
     assert trace.summary()["op"][0] in done.stdout
-    assert trace.summary("module", "phase")["module"][0] in done.stdout
+    assert trace.summary(["module", "phase"])["module"][0] in done.stdout
 
 
 def test_info_shows_dropped_raised_and_nested_calls(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from programs import run_python, succeed
 
+import opgrip
 from opgrip.cli.options import arguments_of
 from opgrip.replay import Results, load_results, replay
 from opgrip.replay.replay_options import make_parser
@@ -28,6 +29,29 @@ def test_replay_function_and_opreplay_return_the_same_rows(results: Results, tin
     succeed("opreplay", tiny_trace, *options, "-o", tmp_path / "r.json")
     same = ["case", "op", "shapes", "count", "mode", "status", "method", "cache"]
     assert results.frame[same].to_dict("records") == load_results(tmp_path / "r.json")[same].to_dict("records")
+
+
+def test_results_and_traces_are_loaded_compared_and_filtered(
+    results: Results, tiny_trace: Path, tmp_path: Path
+) -> None:
+    for suffix in (".json", ".csv", ".parquet"):
+        results.save(tmp_path / f"r{suffix}")
+        loaded = opgrip.load(tmp_path / f"r{suffix}")
+        assert isinstance(loaded, Results)
+        assert loaded[0].median_us == results[0].median_us
+    assert len(opgrip.compare(tmp_path / "r.json", results).pairs) == 4
+    for path in (tiny_trace, "no_such.jsonl"):
+        with pytest.raises(UserError, match=r"is not a file of results: write one with opreplay|cannot be read"):
+            opgrip.compare(results, path)
+    trace = opgrip.load(tiny_trace)
+    part = trace.filter(op=["aten.conv*", "aten.relu*"], phase="forward")
+    assert 0 < part.call_count < trace.call_count
+    assert part.summary(by=["op", "phase"])["calls"].sum() == len(part.calls)
+    assert {row.phase for row in replay(part, **FAST)} == {"forward"}
+    with pytest.raises(UserError, match="already filtered: pass all conditions"):
+        part.filter(op="aten.relu*")
+    with pytest.raises(UserError, match="only whole files"):
+        replay(opgrip.load(tiny_trace, steps=1))
 
 
 def test_results_have_a_summary_and_are_saved(results: Results, tmp_path: Path) -> None:

@@ -386,7 +386,7 @@ def test_unit_that_cannot_run_fails_only_in_its_row(tmp_path: Path) -> None:
     [
         (MODULE, Selection(module=["nowhere*"]), "no module matches --module nowhere"),
         (FUNCTION, Selection(op=["aten.add*"]), "no function matches --op aten.add"),
-        (MODULE, Selection(op=["head"], module=["features*"]), "no call matches both --op and --module"),
+        (MODULE, Selection(op=["head"], module=["features*"]), "no call matches all of --op, --module and --phase"),
     ],
 )
 def test_patterns_without_a_match_are_reported(tiny_trace: Path, unit: str, selection: Selection, message: str) -> None:

@@ -116,7 +116,7 @@ def test_calls_have_their_stream(tmp_path: Path) -> None:
     assert stream_of["aten.sin.default"] == 0
     assert stream_of["aten.cos.default"] == side.stream_id != 0
     assert stream_of["aten.tan.default"] is pd.NA
-    table = trace.summary("device", "stream")
+    table = trace.summary(["device", "stream"])
     places = list(zip(table["device"], table["stream"], strict=True))
     assert places[0] == ("sim:0", side.stream_id)
     assert {("sim:0", 0), ("cpu", pd.NA)} <= set(places)

@@ -182,7 +182,7 @@ def test_opreplay_results_are_accepted_as_a_baseline(run_here: Any, project: Pat
             ("--opgrip-compare", "a.json", "--opgrip-compare-fail", "slower"),
             "'slower' is not a gate: *",
         ),
-        (("--opgrip-compare", "test_net.py"), "*test_net.py has no known suffix: *"),
+        (("--opgrip-compare", "test_net.py"), "*test_net.py is not a file of results: *"),
         (("--opgrip-save", "../main"), "'../main' is not the name of a baseline: *"),
     ],
 )

@@ -93,7 +93,7 @@ BACKWARD = "backward"
 # when needed
 KEPT_CALLS = 1 << 19
 
-Thread: TypeAlias = tuple[int, int]  # codes of process and thread in a trace's table
+Thread: TypeAlias = tuple[int | None, str]  # process and name
 Function: TypeAlias = tuple[str, str]  # file and name of a function; empty for calls outside the program's functions
 
 
@@ -155,14 +155,14 @@ class MadeCalls:
         for calls, memory in self._parts():
             own = _own_calls(calls)
             if thread is not None:
-                own = own[(own["process"].cat.codes == thread[0]) & (own["thread"].cat.codes == thread[1])]
+                own = own[[made == thread for made in zip(own["process"], own["thread"], strict=True)]]
             yield from self._calls(own, memory)
 
     def _parts(self) -> Iterator[tuple[pd.DataFrame, list[int]]]:
         return ((calls, storages.tolist()) for calls, storages in self._trace.call_parts())
 
     def _calls(self, own: pd.DataFrame, memory: Sequence[int]) -> Iterator[tuple[Thread, MadeCall]]:
-        threads = zip(own["process"].cat.codes.tolist(), own["thread"].cat.codes.tolist(), strict=True)
+        threads = zip(own["process"].tolist(), own["thread"].tolist(), strict=True)
         names = (
             *("signature", "module", "scope", "line", "start_ns", "duration_ns", "host_ns", "perturbed", "device_ns"),
             *("tensors", "first_storage"),
