@@ -46,7 +46,8 @@ from opgrip.capture.torch_compat.torch_private import (
     without_functions,
 )
 from opgrip.errors import interrupted_by, is_from_program
-from opgrip.traces.schema.records import FUNCTION, ON_FAKE, ON_META, OPERATOR
+from opgrip.traces.schema.records import EXTENSION, FUNCTION, ON_FAKE, ON_META, OPERATOR
+from opgrip.traces.table.profiler_labels import MARK_ENTER, close_label
 
 NOTHING: Mapping[str, Any] = {}
 
@@ -56,6 +57,8 @@ NO_STORAGES: Storages = ()
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 # types in a tuple of results that is recorded without a search for tensors in it
 RESULTS = frozenset({torch.Tensor, type(None)})
+
+CLOSES_LABEL = torch.ops.profiler._record_function_exit._RecordFunction
 
 
 class RecordingMode(ThreadMode):
@@ -78,6 +81,7 @@ class RecordingMode(ThreadMode):
         names = (thread.name for thread in enumerate_threads() if thread.ident == self.ident)
         self.thread_name = next(names, "autograd")
         self.rows: list[int] = []
+        self.labels: list[tuple[str, int]] = []
         self.started = 0
         self.first_sequence = sequence_number()
         self._pinned_bytes = 0
@@ -369,7 +373,21 @@ class RecordingMode(ThreadMode):
             schedule_observation(node, self)
         return node
 
+    def note_label(self, name: str, label: str, number: int) -> None:
+        if name == MARK_ENTER:
+            self.labels.append((label, number))
+        self.call(name, EXTENSION, lambda: None, (label,) if name == MARK_ENTER else self._closing(number), {})
+
+    def _closing(self, number: int) -> tuple[str, ...]:
+        if self.labels and self.labels[-1][1] == number:
+            self.labels.pop()
+            return ()
+        closed = close_label(number, self.labels, [mode.labels for mode in tuple(self.recorder.threads.all)])
+        return ("" if closed is None else closed[0],)
+
     def _by_key(self, func: Any, kind: str, args: Any, kwargs: Any, argument_storages: Storages) -> Recognizer:
+        if func is CLOSES_LABEL:
+            args = self._closing(hash(args[0])) or args
         number = self.recorder.signatures.number(func, kind, args, kwargs)
         family = self.recorder.signatures.families[number]
         if kind == OPERATOR and not self.recorder.signatures.is_open(number):
@@ -430,6 +448,8 @@ class RecordingMode(ThreadMode):
                 return
             if shown is not None:
                 result = shown(result)
+            if type(result) is torch.ScriptObject and node.number in recorder.signatures.marks:
+                self.labels.append((recorder.signatures.marks[node.number], hash(result)))
             if recorder.signatures.is_open(node.number):
                 began = perf_counter_ns()
                 recorder.signatures.close(node.number, result, raised)

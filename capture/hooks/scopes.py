@@ -22,8 +22,10 @@ from opgrip.capture.program.places import FORWARD, OPTIMIZER, Location
 from opgrip.capture.recording.recorder import Recorder
 from opgrip.capture.recording.thread_mode import ThreadMode
 from opgrip.capture.torch_compat.compiler_private import hide_from_compiler
+from opgrip.capture.torch_compat.torch_private import HAS_FAST_LABELS
 from opgrip.errors import is_from_program
 from opgrip.traces.schema.records import HIGHER_ORDER
+from opgrip.traces.table.profiler_labels import MARK_ENTER, MARK_EXIT
 
 
 class _Closure:
@@ -37,6 +39,22 @@ class _Closure:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__wrapped__, name)
+
+
+class _FastLabel:
+    """A label of torch's faster `record_function`, whose class in C++ cannot be watched or extended."""
+
+    def __init__(self, label: Any, name: str, note: Callable[[str, _FastLabel], None]) -> None:
+        self._label, self.name, self._note = label, name, note
+
+    def __enter__(self) -> Any:
+        result = self._label.__enter__()
+        self._note(MARK_ENTER, self)
+        return result
+
+    def __exit__(self, *error: Any) -> Any:
+        self._note(MARK_EXIT, self)
+        return self._label.__exit__(*error)
 
 
 def _is_closure(value: Any) -> bool:
@@ -63,6 +81,8 @@ class ScopeWatch:
         self._patches.replace(nn.Module, "__call__", self._watching_call)
         for name in ("__enter__", "__exit__"):
             self._patches.replace(torch.autocast, name, self._watching_autocast)
+        if HAS_FAST_LABELS:
+            self._patches.replace(torch._C._profiler, "_RecordFunctionFast", self._watching_labels)
         return self
 
     def __exit__(self, *ignored: object) -> None:
@@ -177,6 +197,21 @@ class ScopeWatch:
             report(error)
         except Exception as fault:
             self.recorder.lost.drop("module that raised", fault)
+
+    def _watching_labels(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(name: str, *args: Any, **kwargs: Any) -> Any:
+            label = original(name, *args, **kwargs)
+            return label if torch.compiler.is_dynamo_compiling() else _FastLabel(label, name, self._note_label)
+
+        return watched
+
+    def _note_label(self, op: str, label: _FastLabel) -> None:
+        try:
+            mode = self.recorder.threads.in_step()
+            if mode is not None:
+                mode.note_label(op, label.name, id(label))
+        except Exception as error:
+            self.recorder.lost.drop(op, error)
 
     def _watching_autocast(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def watched(*args: Any, **kwargs: Any) -> Any:

@@ -63,7 +63,7 @@ class SignatureTable:
     ) -> None:
         self.closed = 0
         self.differentiable: set[int] = set()
-        self.marks: set[int] = set()
+        self.marks: dict[int, Any] = {}
         self.on_accelerator: set[int] = set()
         self.families: dict[int, int] = {}
         self._own_calls, self._pending, self._lock = own_calls, pending, pending.lock
@@ -200,7 +200,7 @@ class SignatureTable:
         self._large_outputs = {number: size for number, size in self._large_outputs.items() if number in remaining}
         self._unread = {number: values for number, values in self._unread.items() if number in remaining}
         self.differentiable &= remaining
-        self.marks &= remaining
+        self.marks = {number: label for number, label in self.marks.items() if number in remaining}
         self.on_accelerator &= remaining
         return remaining
 
@@ -218,7 +218,7 @@ class SignatureTable:
             if any(spec.requires_grad for spec in tensors((described_args, described_kwargs))):
                 self.differentiable.add(number)
             if is_mark(op):
-                self.marks.add(number)
+                self.marks[number] = next(iter(args), None)
             self._open_names[number] = key[0]
             signature = Signature(
                 number, kind, op, described_args, described_kwargs, registered_by=registered_by(key[0])

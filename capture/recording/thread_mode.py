@@ -68,6 +68,7 @@ class ThreadMode(OrderlyMode):
 
     rows : for each call that is not written yet, one after another: number of its (signature, scope) pair, start and
         end in ns, autograd sequence number (negative in a backward pass), and storage numbers
+    labels : open labels of `record_function`, each with a number of the object that closes it
     """
 
     number: int
@@ -77,6 +78,7 @@ class ThreadMode(OrderlyMode):
     started: int
     predictions: CallPredictor
     rows: list[int]
+    labels: list[tuple[str, int]]
     first_sequence: int
     idle: bool
     generations: tuple[int, int | None]
@@ -112,6 +114,13 @@ class ThreadMode(OrderlyMode):
 
         args, kwargs : the function's arguments, for the record only
         shown : returns the result to record; None to record the result unchanged
+        """
+
+    @abstractmethod
+    def note_label(self, name: str, label: str, number: int) -> None:
+        """Record a call of the operator `name`, which opens or closes a label, without running the operator.
+
+        number : identifies the object that closes the label
         """
 
     @abstractmethod

@@ -354,6 +354,9 @@ def _profiler_entries(**names: str) -> tuple[tuple[Any, str], ...]:
 # functions, as owner and name, of which every profile (and `emit_nvtx`) calls one first
 PREPARE_PROFILER = _profiler_entries(_prepare_profiler="profiler", _enable_profiler="profiler")
 
+_fast_label = _places.take("torch._C._profiler._RecordFunctionFast", None, "fast labels are not recorded")
+HAS_FAST_LABELS = _fast_label is not None
+
 _definitions: Mapping[str, Any] = _places.take(
     "torch._library.custom_ops.OPDEFS",
     {},

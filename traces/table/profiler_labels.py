@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -15,6 +16,7 @@ from opgrip.traces.schema.records import FUNCTION, Signature
 
 MARKS = "profiler."  # prefix of the operators that only mark labels for a profiler
 ENTER, EXIT = "profiler._record_function_enter", "profiler._record_function_exit"
+MARK_ENTER, MARK_EXIT = f"{ENTER}_new.default", f"{EXIT}._RecordFunction"
 AUTOGRAD = "autograd"  # prefix of the names of threads that run backward passes for a waiting thread
 
 
@@ -43,23 +45,40 @@ def own_calls(calls: pd.DataFrame) -> pd.DataFrame:
     return operator_calls(calls[calls["inside"].isna() | calls["gripped"]])
 
 
-def label_of(signature: Signature) -> str | None:
-    label = signature.args[0] if signature.op.startswith(ENTER) and signature.args else None
+def label_of(signature: Signature, op: str = ENTER) -> str | None:
+    """Return the label that calls of the signature open, or those that `op=EXIT` selects close by its name."""
+    label = signature.args[0] if signature.op.startswith(op) and signature.args else None
     return label if isinstance(label, str) else None
 
 
+_Range = tuple[int, int, str]  # first row, row after the last one, and label
+OpenLabel = TypeVar("OpenLabel", bound=tuple[Any, Any])
+
+
+def close_label(key: Any, in_thread: list[OpenLabel], in_other_threads: Iterable[list[OpenLabel]]) -> OpenLabel | None:
+    """Remove and return the newest open label whose second item is `key`; None closes the thread's newest label."""
+    if key is None:
+        return in_thread.pop() if in_thread else None
+    for labels in (in_thread, *in_other_threads):
+        for place in range(len(labels) - 1, -1, -1):
+            if labels[place][1] == key:
+                return labels.pop(place)
+    return None
+
+
 def labeled(
-    calls: pd.DataFrame, label_by_signature: Mapping[int, str], is_selected: Callable[[str], bool]
+    calls: pd.DataFrame, signatures: Iterable[Signature], is_selected: Callable[[str], bool]
 ) -> pd.Series[bool]:
     """Return a mask of the calls that ran within a selected `record_function` label; `calls` are in start order."""
+    within, starts_ns = np.zeros(len(calls), dtype=np.bool_), calls["start_ns"].to_numpy()
+    threads = calls.groupby(["process", "thread"], sort=False, dropna=False, observed=True).ngroup().to_numpy()
     spans: list[tuple[int, int]] = []
-    within = np.zeros(len(calls), dtype=np.bool_)
-    for places in calls.groupby(["process", "thread"], sort=False, dropna=False).indices.values():
-        flags, own_spans = _within(calls.iloc[places], label_by_signature, is_selected)
-        within[places] = flags
-        spans += own_spans
+    for first, stop, label in _ranges(calls, threads, {signature.number: signature for signature in signatures}):
+        if is_selected(label):
+            within[first:stop] |= threads[first:stop] == threads[first]
+            spans.append((starts_ns[first], starts_ns[min(stop, len(calls) - 1)]))
     of_autograd = np.flatnonzero(calls["thread"].astype(str).str.startswith(AUTOGRAD))
-    within[of_autograd] |= _are_in_spans(calls["start_ns"].to_numpy()[of_autograd], spans)
+    within[of_autograd] |= _are_in_spans(starts_ns[of_autograd], spans)
     return pd.Series(within, index=calls.index)
 
 
@@ -69,27 +88,20 @@ def _are_in_spans(times: Integers, spans: list[tuple[int, int]]) -> np.ndarray[t
     return np.searchsorted(bounds[:, 0], times, side="right") > np.searchsorted(bounds[:, 1], times, side="left")
 
 
-def _within(
-    calls: pd.DataFrame, label_by_signature: Mapping[int, str], is_selected: Callable[[str], bool]
-) -> tuple[list[bool], list[tuple[int, int]]]:
-    open_labels: list[bool] = []
-    flags: list[bool] = []
-    spans: list[tuple[int, int]] = []
-    began: Any = None
-    start = selected = 0
-    columns = (calls[name].tolist() for name in ("signature", "op", "start_ns"))
-    for signature, op, start in zip(*columns, strict=True):
-        label = label_by_signature.get(signature)
+def _ranges(calls: pd.DataFrame, threads: Any, signatures: Mapping[int, Signature]) -> Iterator[_Range]:
+    open_labels: defaultdict[int, defaultdict[int, list[tuple[int, str]]]] = defaultdict(lambda: defaultdict(list))
+    places = np.flatnonzero(are_marks(calls))
+    numbers, processes = calls["signature"].iloc[places].tolist(), pd.factorize(calls["process"])[0][places].tolist()
+    for place, thread, number, process in zip(
+        places.tolist(), threads[places].tolist(), numbers, processes, strict=True
+    ):
+        signature, in_threads = signatures[number], open_labels[process]
+        label = label_of(signature)
         if label is not None:
-            open_labels.append(is_selected(label))
-            selected += open_labels[-1]
-        elif str(op).startswith(EXIT) and open_labels:
-            selected -= open_labels.pop()
-        is_open = selected > 0
-        flags.append(is_open)
-        if is_open and began is None:
-            began = start
-        elif not is_open and began is not None:
-            spans.append((began, start))
-            began = None
-    return flags, [*spans, *([(began, start)] if began is not None else [])]
+            in_threads[thread].append((place, label))
+        elif signature.op.startswith(EXIT):
+            closed = close_label(label_of(signature, EXIT), in_threads[thread], in_threads.values())
+            if closed is not None:
+                yield closed[0], place, closed[1]
+    for in_threads in open_labels.values():
+        yield from ((first, len(calls), label) for labels in in_threads.values() for first, label in labels)

@@ -336,7 +336,7 @@ class Trace:
 
     def within_labels(self, is_selected: Callable[[str], bool]) -> pd.Series[bool]:
         """Return a mask of the rows of `calls` that ran within a selected label of `record_function`."""
-        return labeled(self.calls, self._label_by_signature(), is_selected)
+        return labeled(self.calls, self.signatures, is_selected)
 
     def _label_by_signature(self) -> dict[int, str]:
         labels = ((signature.number, label_of(signature)) for signature in self.signatures)

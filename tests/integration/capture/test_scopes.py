@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from foreign_data import write_as
 from programs import captured, succeed
 from torch import nn
+from torch.profiler import record_function
 
 from opgrip.traces import Trace, load
 
@@ -180,8 +183,6 @@ def test_backward_passes_without_nodes_are_backward(tmp_path: Path) -> None:
 
 
 def test_backward_is_paired_in_the_thread_that_runs_it(tmp_path: Path) -> None:
-    import threading
-
     losses = []
 
     def forward() -> None:
@@ -233,6 +234,55 @@ def test_settings_that_change_between_steps_are_recorded(tmp_path: Path) -> None
     trace = captured(tmp_path, program)
     settings = {scope.number: trace.contexts[scope.context] for scope in trace.scopes if scope.context is not None}
     assert [settings[scope]["deterministic"] for scope in trace.calls["scope"]] == [False] * 10 + [True] * 10
+
+
+def overlap_labels() -> None:
+    x = torch.ones(3)
+    for _ in range(2):
+        first, second = record_function("first"), record_function("second")
+        fast = torch._C._profiler._RecordFunctionFast("fast", [x])
+        first.__enter__()
+        second.__enter__()
+        x.sin()
+        first.__exit__(None, None, None)
+        x.cos()
+        with record_function("around"):
+            fast.__enter__()
+            second.__exit__(None, None, None)
+            x.tan()
+            fast.__exit__(None, None, None)
+            x.atan()
+    moved = record_function("moved")
+    moved.__enter__()
+    thread = threading.Thread(target=lambda: (x.acos(), moved.__exit__(None, None, None)))
+    thread.start()
+    thread.join()
+    x.asin()
+    # these two are never closed, and one has the name of an inner label
+    moved.__enter__()
+    first.__enter__()
+    with record_function("moved"):
+        x.exp()
+
+
+def operators_by_label(trace: Trace) -> dict[str, str]:
+    operators = {}
+    for label in trace.labels.index:
+        inside = trace.calls["op"][trace.within_labels(label.__eq__)]
+        operators[label] = " ".join(op.split(".")[1] for op in inside if op.startswith("aten"))
+    return operators
+
+
+def test_overlapping_fast_and_moved_labels_contain_their_calls(tmp_path: Path) -> None:
+    trace = captured(tmp_path, overlap_labels)
+    assert trace.labels.to_dict() == {"first": 3, "moved": 3, "second": 2, "around": 2, "fast": 2}
+    expected = {"around": "tan atan tan atan", "fast": "tan tan", "second": "sin cos sin cos", "moved": "exp"}
+    assert operators_by_label(trace) == expected | {"first": "sin sin exp"}
+    write_as("execution_trace", trace, tmp_path / "et.json")
+    assert operators_by_label(load(tmp_path / "et.json")) == operators_by_label(trace)
+    hidden = captured(tmp_path, overlap_labels, private=True)
+    assert sorted(operators_by_label(hidden).values()) == sorted(operators_by_label(trace).values())
+    assert "moved" not in (tmp_path / "t.jsonl").read_text(encoding="utf-8")
 
 
 def test_method_lookup_keeps_no_local_variable_alive(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ from opgrip.traces.schema.records import (
     Values,
 )
 from opgrip.traces.schema.tensor_specs import map_values, plain_name
-from opgrip.traces.table.profiler_labels import ENTER
+from opgrip.traces.table.profiler_labels import ENTER, EXIT
 from opgrip.traces.values.exact import Exact
 
 Number = TypeVar("Number", int, float)
@@ -250,7 +250,7 @@ class Redactor:
 
     def _text(self, value: str, at: Position) -> str:
         why = "a setting, device or type that torch knows"
-        if at.op.startswith(ENTER):
+        if at.op.startswith((ENTER, EXIT)):
             image, is_requested = self._names.label(value), self._keeps_labels
         elif self._keeps_scalars:
             image, is_requested = value, True

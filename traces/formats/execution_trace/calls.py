@@ -30,7 +30,7 @@ from opgrip.traces.schema.arguments import Opaque, TensorSpec, tensors
 from opgrip.traces.schema.json_values import LIMIT, check_nesting
 from opgrip.traces.schema.operator_arguments import schema_named
 from opgrip.traces.schema.records import NO_STORAGE, Record, Scope
-from opgrip.traces.table.profiler_labels import ENTER, EXIT
+from opgrip.traces.table.profiler_labels import MARK_ENTER, MARK_EXIT
 from opgrip.traces.values import ValueModel
 from opgrip.traces.values.exact import Constant
 from opgrip.traces.values.integers import Integers
@@ -39,7 +39,6 @@ NO_NUMBERS = "numbers in place of tensors: the file has them as tensors without 
 NO_GENERATORS = "generators: the file does not have them, so calls use the default one"
 NO_PARENTS = "nesting: {} without a parent node in the file, so calls inside other calls may be counted, too"
 DEFAULTS = (NO_NUMBERS, NO_GENERATORS)
-MARK_ENTER, MARK_EXIT = f"{ENTER}_new.default", f"{EXIT}._RecordFunction"
 MOST_LABEL = 1 << 16  # maximum number of characters of a label
 
 

@@ -30,7 +30,7 @@ from opgrip.traces.io.foreign_files import Losses
 from opgrip.traces.schema.arguments import Opaque, TensorSpec, tensors
 from opgrip.traces.schema.operator_arguments import schema_named
 from opgrip.traces.schema.records import OPERATOR, Signature
-from opgrip.traces.table.profiler_labels import ENTER, EXIT, is_mark, label_of
+from opgrip.traces.table.profiler_labels import ENTER, EXIT, close_label, is_mark, label_of
 from opgrip.traces.table.trace import Trace
 from opgrip.traces.values import ValueModel
 from opgrip.traces.values.exact import Constant, Exact
@@ -99,7 +99,7 @@ class _Writer:
             yield NodeStep(Node(opened.root, THREAD, ROOT, EMPTY, EMPTY, scope=USER_SCOPE, thread=opened.thread))
         opened = self._open_nodes[key]
         if is_mark(signature.op):
-            yield from self._mark(opened, signature)
+            yield from self._mark(opened, row, signature)
             return
         if signature.kind != OPERATOR:
             self._losses.skip(signature.op, "not an operator of torch's dispatcher")
@@ -113,7 +113,7 @@ class _Writer:
         yield from self._operator(opened, row, signature, node)
 
     def _operator(self, opened: _OpenNodes, row: Any, signature: Signature, node: Node) -> Iterator[NodeStep]:
-        start_us = (int(row.start_ns) - self._first_ns) / 1e3 if self._is_timed else None
+        start_us = self._start_us(row)
         own_us = int(row.duration_ns) / 1e3 if self._is_timed else None
         node = replace(node, number=self._numbers.new(), parent=opened.around, thread=opened.thread)
         node = replace(node, start_us=start_us, own_us=own_us)
@@ -125,15 +125,30 @@ class _Writer:
             on_device = Node(number, kernel, node.number, EMPTY, EMPTY, thread=opened.thread, stream=stream)
             yield NodeStep(replace(on_device, start_us=start_us, own_us=float(row.device_ns) / 1e3))
 
-    def _mark(self, opened: _OpenNodes, signature: Signature) -> Iterator[NodeStep]:
+    def _mark(self, opened: _OpenNodes, row: Any, signature: Signature) -> Iterator[NodeStep]:
         if signature.op.startswith(ENTER):
-            number = self._numbers.new()
-            name = label_of(signature) or "label"
-            yield NodeStep(Node(number, name, opened.innermost, EMPTY, EMPTY, scope=USER_SCOPE, thread=opened.thread))
-            opened.labels.append((number, name))
-        elif signature.op.startswith(EXIT) and opened.labels:
-            opened.labels.pop()
+            yield self._open_label(opened, row, label_of(signature) or "label")
+        elif signature.op.startswith(EXIT):
+            label = label_of(signature, EXIT)
+            if label not in [name for _, name in opened.labels]:
+                # a label may be closed in another thread
+                threads = [nodes for nodes in self._open_nodes.values() if label in [name for _, name in nodes.labels]]
+                opened = next(iter(threads), opened)
+            closed = close_label(label, opened.labels, [])
+            # a node ends before the nodes around it: labels that were opened later go on in new nodes
+            inner = [name for number, name in opened.labels if closed is not None and number > closed[0]]
+            del opened.labels[len(opened.labels) - len(inner) :]
+            for name in inner:
+                yield self._open_label(opened, row, name)
         opened.inside, opened.around = ("forward", "", ""), opened.innermost
+
+    def _open_label(self, opened: _OpenNodes, row: Any, name: str) -> NodeStep:
+        node = Node(self._numbers.new(), name, opened.innermost, EMPTY, EMPTY, scope=USER_SCOPE, thread=opened.thread)
+        opened.labels.append((node.number, name))
+        return NodeStep(replace(node, start_us=self._start_us(row), own_us=0.0 if self._is_timed else None))
+
+    def _start_us(self, row: Any) -> float | None:
+        return (int(row.start_ns) - self._first_ns) / 1e3 if self._is_timed else None
 
     def _labels(self, opened: _OpenNodes, row: Any) -> Iterator[NodeStep]:
         inside = (str(row.phase), str(row.module), self._module_types.get(int(row.scope), ""))
