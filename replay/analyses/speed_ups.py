@@ -268,20 +268,20 @@ def _name(row: Result) -> str:
 
 
 def _costs(rows: Sequence[Result], dimension: str, points: Sequence[int]) -> list[float] | None:
-    point_of = attrgetter(SWEPT[dimension])
-    by_case: dict[tuple[int, str, str | None], dict[int, float]] = {}
+    by_case: dict[object, dict[int, Result]] = {}
     for row in rows:
-        point = point_of(row)
+        point = getattr(row, SWEPT[dimension])
         if row.status == OK and row.median_us and point is not None:
-            key = (row.case, row.values, row.cache)
-            work = {"batch": row.batch_scale, "streams": row.overlap or 1.0}.get(dimension, 1)
-            time = row.median_us
-            if dimension == "streams":
-                # the cost of concurrent runs is the time at the first value divided by their overlap
-                time = by_case.get(key, {}).get(points[0], row.median_us)
-            by_case.setdefault(key, {})[point] = row.count * time / work
-    whole = [times for times in by_case.values() if len(times) == len(points)]
-    return [sum(times[point] for times in whole) for point in points] if whole else None
+            by_case.setdefault((row.case_of_trace, row.values, row.cache), {})[point] = row
+    whole = [own for own in by_case.values() if len(own) == len(points)]
+    return [sum(_cost(own[points[0]], own[point], dimension) for own in whole) for point in points] if whole else None
+
+
+def _cost(first: Result, row: Result, dimension: str) -> float:
+    if dimension == "streams":
+        # the cost of concurrent runs is the time at the first value divided by their overlap
+        return row.count * (first.median_us or 0.0) / (row.overlap or 1.0)
+    return row.count * (row.median_us or 0.0) / (row.batch_scale if dimension == "batch" else 1)
 
 
 def _turning(points: Sequence[int], gains: Sequence[float]) -> int:

@@ -132,6 +132,7 @@ class BatchScale:
         self._makers: dict[Any, int] = {}  # by storage, shape, strides and offset, the signature that returned it
         self._scaled_calls: dict[Any, ScaledCall] = {}
         self._counts: dict[int, Counter[ScaledCall]] = {}
+        self._anchored: set[int] = set()  # signatures of calls in which the batch was found
         self.batch = self._find_batch()
         if self.batch:
             for call, phase in self._calls:
@@ -183,8 +184,10 @@ class BatchScale:
         if anchor is not None and phase == "forward" and growths[anchor] == PLAIN and self._may_grow(keys[anchor]):
             shape = interface.inputs[anchor].shape
             fits = bool(shape) and (shape[0] == self.batch or (signature.op in ROWS and shape[0] % self.batch == 0))
-            if fits and (signature.op in IMAGES or not begun):
+            # each step may begin with data of its own
+            if fits and (signature.op in IMAGES or not begun or call.signature in self._anchored):
                 growths[anchor] = GROWS
+                self._anchored.add(call.signature)
         # the other tensors of a call that may have the batch
         open_to = [
             place

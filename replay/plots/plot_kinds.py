@@ -263,7 +263,10 @@ def _draw_scaling_series(axes: Axes, index: int, name: str, rows: list[Result], 
     for row in rows:
         value = getattr(row, column)
         if value is not None:
-            by_case.setdefault(row.identity_without("mode", column), {})[int(value)] = time_of(row)
+            what, *settings = row.identity_without("mode", column)
+            # a larger batch changes the shapes, and thus the identity
+            key = (row.case_of_trace if column == "batch_scale" else what, *settings)
+            by_case.setdefault(key, {})[int(value)] = time_of(row)
     values = sorted({value for times in by_case.values() for value in times})
     whole = [times for times in by_case.values() if len(times) == len(values)]
     if len(values) < 2 or not whole:

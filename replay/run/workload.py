@@ -132,7 +132,10 @@ class Workload:
             raise Unsupported("the batch size can only be scaled for single calls of a trace")
         from opgrip.replay.batch_scale import scaled
 
-        return scaled(case, point.batch, self.batches)
+        larger = scaled(case, point.batch, self.batches)
+        if larger is case:
+            raise Unsupported("none of its sizes is known to grow with the batch")
+        return larger
 
     def context_of(self, case: Case, variant: Variant) -> Mapping[str, Any]:
         threads = variant.point.threads

@@ -15,6 +15,7 @@ from settings import rows_of, settings_of
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
+from opgrip.replay import replay
 from opgrip.replay.batch_scale import BatchScale, scaled
 from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.operators.lookup import Unsupported
@@ -179,6 +180,17 @@ def test_data_dependent_shapes_and_their_consumers_are_not_scaled(tmp_path: Path
     with pytest.raises(Unsupported, match=r"aten\.index\.Tensor"):
         scaled(cases["aten.exp.default"], 2, batches)
     assert scaled(cases["aten.abs.default"], 2, batches) is cases["aten.abs.default"]
+
+
+def test_each_step_has_a_batch_and_calls_without_one_are_unsupported(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 5)).eval()
+    steps = [torch.randn(2, 8) for _ in range(3)]
+    captured(tmp_path, lambda: [model(data) for data in steps])
+    results = replay(tmp_path / "t.jsonl", batch_scale=[1, 4], iterations=1, warmup=0)
+    larger = {row.op: (row.status, row.shapes, row.error) for row in results if row.batch_scale == 4}
+    assert larger["aten.relu.default"][:2] == ("ok", "float32[8,6]")
+    assert {status for status, *_ in larger.values()} == {"ok", "unsupported"}
+    assert larger["aten.t.default"][::2] == ("unsupported", "none of its sizes is known to grow with the batch")
 
 
 def test_batch_of_a_trace_without_a_network_is_unknown(tmp_path: Path) -> None:

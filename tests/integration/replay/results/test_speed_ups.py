@@ -13,7 +13,7 @@ from made_runs import HEADER, make_row
 
 from opgrip.display.tables import literal
 from opgrip.replay import Results, replay
-from opgrip.replay.analyses.speed_ups import print_modes, speed_up_of, summarize_modes
+from opgrip.replay.analyses.speed_ups import print_modes, scalings, speed_up_of, summarize_modes
 from opgrip.replay.command.trace_replay import repeat
 from opgrip.replay.comparison.results_store import merge_runs
 from opgrip.replay.outcome import read_run
@@ -122,6 +122,21 @@ def test_each_row_is_compared_with_the_documented_reference(tiny_trace: Path) ->
         ratio = None if base is None else rows[way].median_us / rows[base].median_us
         assert rows[way].ratio == ratio
         assert (rows[way].ratio_p50 is None) == (base is None)
+
+
+@pytest.mark.parametrize(
+    ("dimension", "cells", "gain"),
+    [
+        ("streams", {"streams": 2, "overlap": 1.5}, 1.5),
+        ("batch", {"batch_scale": 4, "median_us": 50.0}, 0.8),
+        ("threads", {"threads": 2, "median_us": 5.0}, 2.0),
+    ],
+)
+def test_sweep_compares_equal_work(dimension: str, cells: dict[str, Any], gain: float) -> None:
+    # rows that count several calls, of which some were run with one value only
+    first = [replace(make_row(number, [10.0]), op="aten.mm.default", count=4, threads=1) for number in range(3)]
+    (found,) = scalings([*first, *(replace(row, **cells) for row in first[:2])], dimension)
+    assert found.gains == (1.0, pytest.approx(gain))
 
 
 @pytest.mark.parametrize("column", ["slowed", "doubts"])

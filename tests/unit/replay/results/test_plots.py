@@ -115,6 +115,12 @@ def test_operators_plot_adds_up_calls_of_the_first_variant() -> None:
     assert widths_of_bars(figure) == [42.0, 21.0, 60.0, 30.0]
 
 
+def test_scaling_plot_joins_rows_whose_shapes_differ_by_the_batch() -> None:
+    rows = [row(0, 10.0 * batch, key=f"k{batch}", batch_scale=batch) for batch in (1, 4)]
+    axes = Results(rows, {}).plot("scaling").axes[0]
+    assert axes.get_legend_handles_labels()[1] == ["eager (1 of 1 cases)", "in proportion"]
+
+
 def test_default_plot_shows_what_the_results_differ_in() -> None:
     whole = results()
     one_mode = replace(whole, rows=[row for row in whole if row.mode == "eager"])
