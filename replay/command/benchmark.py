@@ -27,6 +27,7 @@ from opgrip.replay.cases.functions import FunctionTrial, function_case, try_func
 from opgrip.replay.checks.reference import in_order_of, not_comparable, other_structure
 from opgrip.replay.checks.verdicts import Tolerance
 from opgrip.replay.command.replay import replay, replay_arguments
+from opgrip.replay.command.trace_replay import repeat
 from opgrip.replay.modes import CANDIDATE, ModeOptions, Tuning
 from opgrip.replay.modes.candidate import candidate_of
 from opgrip.replay.operators.devices import DeviceLostError, facts_of, use_device
@@ -173,8 +174,8 @@ def benchmark(
     inputs, because each gets its own copies.
 
     The functions run in this process, because functions cannot be sent to another process; a function that crashes ends
-    this process. With glibc, this process keeps freed memory and does not request huge pages during the benchmark.
-    Afterwards glibc still does not adjust its thresholds (32 and 64 MB), and threads may share one arena.
+    this process; `repeats` run in it, too. With glibc, it keeps freed memory and does not request huge pages during the
+    benchmark. Afterwards glibc still does not adjust its thresholds (32 and 64 MB), and threads may share one arena.
 
     inputs : arguments of each case, as a list (by position) or a dictionary (by name). A tuple of ints is the shape of
         a float32 tensor of normal random numbers; a tensor on the device `meta` gets values for its shape, strides and
@@ -284,23 +285,27 @@ def _measured(contenders: Sequence[_Contender], workload: Workload, device: Any)
         if item.fault
     }
     cases = [item.case for item in contenders if not item.fault]
+    effort, reference = workload.request.effort, workload.request.modes.reference
     doing = f"timing {counted(len(cases), 'case')} on {device}"
-    with pages.keeping_freed_memory(), QuietReporter("opgrip").doing(doing, len(cases)) as advance:
-        try:
-            for rows in measure_cases(cases, workload):
-                rows_of_case[rows[0].case] = rows
+    with pages.keeping_freed_memory(), QuietReporter("opgrip").doing(doing, effort.repeats * len(cases)) as advance:
+
+        def run_once(numbers: Collection[int], _: str) -> dict[int, list[Result]]:
+            rows_by_number = {}
+            for rows in measure_cases([case for case in cases if case.number in numbers], workload):
+                rows_by_number[rows[0].case] = rows
                 advance()
+            return rows_by_number
+
+        try:
+            first = run_once({case.number for case in cases}, "")
+            rows_of_case |= repeat(first, run_once, effort.repeats, None, reference)
         except DeviceLostError as error:
             raise UserError(
                 f"{device} has failed for this process: {error}", "restart Python, and leave out the failing function"
             ) from error
     compared = []
     for item in contenders:
-        base = {
-            _variant_key(row): row
-            for row in rows_of_case[item.reference]
-            if row.mode == workload.request.modes.reference
-        }
+        base = {_variant_key(row): row for row in rows_of_case[item.reference] if row.mode == reference}
         for row in rows_of_case[item.case.number]:
             if item.note:
                 row = replace(row, note=", ".join(filter(None, (row.note, item.note))))

@@ -245,6 +245,9 @@ class TraceFile(pytest.File):
         refused = [name for name in REFUSED if getattr(args, name)]
         if refused:
             raise UserError(f"--opgrip-options: --{refused[0]} is not allowed in a test", "use opreplay")
+        options = self.config.stash[BENCHMARKS].options
+        if options.repeats and args.repeats == 1:
+            args.repeats, args.until_decided = options.repeats, options.compare and str(options.compare)
         return copy(args)
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 
 CASE, OPERATOR = "case", "operator"
+MOST_REPEATS = 20
 STORE = ".opgrip"  # default folder of baselines in pytest's root
 
 
@@ -56,6 +57,15 @@ def add_options(parser: pytest.Parser) -> None:
         "op<=5%% (of an operator), failed<=0 (rows that no longer run), changed<=0 (rows whose results changed), "
         "missing<=0 (rows that were not measured); can be repeated",
     )
+    group.addoption(
+        "--opgrip-fail-undecided", action="store_true", help="also fail a test if a condition is not decided"
+    )
+    group.addoption(
+        "--opgrip-repeats",
+        type=int,
+        metavar="N",
+        help=f"repeat each measurement N times, and up to {MOST_REPEATS} times if a condition is not decided",
+    )
     group.addoption("--opgrip-only", action="store_true", help="run only tests that measure times")
     group.addoption("--opgrip-skip", action="store_true", help="skip tests that measure times")
     group.addoption("--opgrip-store", metavar="DIR", help=f"folder of baselines (default: {STORE} in pytest's root)")
@@ -68,6 +78,8 @@ class Options:
     save: Path | None
     compare: Path | None
     conditions: tuple[str, ...]
+    fail_undecided: bool
+    repeats: int | None
 
 
 def read_options(config: pytest.Config) -> Options:
@@ -87,6 +99,8 @@ def read_options(config: pytest.Config) -> Options:
         None if save is None else folder / f"{save}.json",
         None if compare is None else _find(compare, folder),
         conditions,
+        config.getoption("--opgrip-fail-undecided"),
+        config.getoption("--opgrip-repeats"),
     )
 
 
@@ -273,13 +287,15 @@ class Judged:
     base_rows: Sequence[TestRow] = ()
     comparison: Comparison | None = None
     held: Sequence[Held] = ()
+    fails_undecided: bool = False
 
     def broken(self, test: str) -> list[str]:
         own = {id(row) for name, row in (*self.rows, *self.base_rows) if name == test}
         return [
             item.line
             for item in self.held
-            if item.outcome.exit_status and (not item.rows or any(id(row) in own for row in item.rows))
+            if (item.outcome.exit_status == 1 or (item.outcome.exit_status and self.fails_undecided))
+            and (not item.rows or any(id(row) in own for row in item.rows))
         ]
 
     def of_test(self, test: str) -> str:
@@ -355,7 +371,17 @@ class Benchmarks:
         base = Results([row for _, row in base_rows], self.baseline.header)
         new = Results([row for _, row in pairs], header)
         comparison = compare(base, new, margin_for(self.gates))
-        return Judged(pairs, header, base_rows, comparison, hold_all(self.gates, comparison))
+        words = ("replay both with --repeats", "measure both with --opgrip-repeats")
+        held = [replace(item, reason=item.reason.replace(*words)) for item in hold_all(self.gates, comparison)]
+        return Judged(pairs, header, base_rows, comparison, held, self.options.fail_undecided)
+
+    def needs_more(self, results: Results, test: str) -> bool:
+        judged = self.judge(*rows_of_test(test, [results]), test)
+        if judged.comparison is None or max(len(row.repeats or (1,)) for row in results) >= MOST_REPEATS:
+            return False
+        # the baseline does not change, so repeats cannot decide a row that it measured only once
+        can_be_decided = any(pair.more_new_runs is not None for pair in judged.comparison.pairs)
+        return can_be_decided and any(item.outcome.exit_status == 3 for item in judged.held)
 
     def add(self, test: str, text: str) -> None:
         from opgrip.replay.results.results import Result
@@ -406,7 +432,14 @@ def opgrip_benchmark(request: pytest.FixtureRequest) -> Callable[..., Results]:
 
 
 def _measure(item: pytest.Item, measure: Callable[..., Results], *args: Any, **options: Any) -> Results:
-    with item.config.stash[BENCHMARKS].turns.turn():
+    from opgrip.replay.comparison.results_store import merge_runs
+
+    benchmarks = item.config.stash[BENCHMARKS]
+    if benchmarks.options.repeats and not options.get("sequence"):
+        options = {"repeats": benchmarks.options.repeats, **options}
+    with benchmarks.turns.turn():
         results = measure(*args, **options)
+        while "repeats" in options and "output" not in options and benchmarks.needs_more(results, item.nodeid):
+            results = merge_runs([results, measure(*args, **options)])
     item.stash[RESULTS] = [*item.stash.get(RESULTS, ()), results]
     return results

@@ -42,6 +42,8 @@ def test_operator_is_timed_on_shapes_with_its_gradients() -> None:
         ("torch.add", "input=float32[2] other=1", "backward", "ok"),
     ]
     assert all(row.median_us for row in results)
+    (repeated,) = benchmark(torch.add, [[(8, 4), (8, 4)]], repeats=2, **FAST)
+    assert repeated.repeats == [3, 3]
     assert repr(results) == "<Results: 2 cases in 4 rows: 4 ok>"
 
 

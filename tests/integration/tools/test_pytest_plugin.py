@@ -51,6 +51,15 @@ def steady(args):
 module.replay_arguments = steady
 """
 
+NOISY_TIMES = """
+import itertools
+import opgrip.replay
+from made_runs import make_run
+
+seeds = itertools.count(1)
+opgrip.replay.replay = lambda trace, repeats=1: make_run(next(seeds), cases=1, repeats=repeats, between=0.005)
+"""
+
 LOADED = """
 import sys
 import pytest
@@ -148,6 +157,20 @@ def test_tests_fail_if_cases_are_slower_than_the_baseline(run_here: Any, project
     )
     assert slower.ret == pytest.ExitCode.TESTS_FAILED
     slower.stdout.no_fnmatch_line("*Traceback*")
+
+
+def test_undecided_conditions_fail_on_request_and_cause_more_repeats(run_here: Any, pytester: pytest.Pytester) -> None:
+    pytester.makeconftest(NOISY_TIMES)
+    pytester.makepyfile(test_net="def test_net(opgrip_replay):\n    opgrip_replay('t.jsonl')\n")
+    run_here("--opgrip-repeats", "12", "--opgrip-save", "main").assert_outcomes(passed=1)
+    words = ("--opgrip-compare", "main", "--opgrip-compare-fail", "slower<=5%")
+    undecided = run_here(*words)
+    undecided.assert_outcomes(passed=1)
+    undecided.stdout.fnmatch_lines(["gate slower<=5%: not decided: * --opgrip-repeats *"])
+    run_here(*words, "--opgrip-fail-undecided").assert_outcomes(failed=1)
+    run_here(*words, "--opgrip-repeats", "2", "--opgrip-save", "again").assert_outcomes(passed=1)
+    (row,) = read_run(pytester.path / ".opgrip" / "again.json")
+    assert 2 < len(row.repeats or ()) <= 20
 
 
 @pytest.mark.slow
