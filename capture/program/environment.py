@@ -18,9 +18,16 @@ from opgrip.capture.program.accelerators import accelerators, describe_devices, 
 from opgrip.capture.program.processes import rank
 from opgrip.errors import raise_if_from_program
 from opgrip.platform.machine import describe_processors
-from opgrip.platform.precisions import describe_precisions
+from opgrip.platform.precisions import (
+    CUDA_FLAGS,
+    HOST_FLAGS,
+    describe_precisions,
+    flag_reader,
+    flag_text,
+    flushes_denormals,
+)
 from opgrip.traces.schema.tensor_specs import plain_name
-from opgrip.traces.table.accelerators import describe_accelerators
+from opgrip.traces.table.accelerators import HOST_VARIABLES, describe_accelerators
 
 
 def describe_environment() -> dict[str, Any]:
@@ -38,6 +45,7 @@ def describe_environment() -> dict[str, Any]:
         "devices": {"cpu": describe_processors()} | describe_devices(),
         "threads": torch.get_num_threads(),
         "page_size": resource.getpagesize(),
+        "environment": {name: os.environ[name] for name in HOST_VARIABLES if name in os.environ},
     }
     return ranks | fields | ({"accelerator": accelerator} if accelerator else {})
 
@@ -60,14 +68,13 @@ SETTINGS: dict[str, Callable[[], Any]] = {
     "fp32_precision": describe_precisions,
     "threads": torch.get_num_threads,
     "default_dtype": torch.get_default_dtype,
+    "flush_denormal": flushes_denormals,
+    **{name: flag_reader(suffix) for name, suffix in HOST_FLAGS.items()},
 }
 
 # functions that read settings once the program uses CUDA
 CUDA_SETTINGS: dict[str, Callable[[], Any]] = {
-    "cudnn": lambda: torch.backends.cudnn.enabled,
-    "cudnn_benchmark": lambda: torch.backends.cudnn.benchmark,
-    "cudnn_deterministic": lambda: torch.backends.cudnn.deterministic,
-    "cudnn_tf32": lambda: torch.backends.cudnn.allow_tf32,
+    **{name: flag_reader(suffix) for name, suffix in CUDA_FLAGS.items()},
     "stream": lambda: torch.cuda.current_stream().stream_id,
 }
 
@@ -86,7 +93,7 @@ def read_settings() -> tuple[Any, ...]:
 def describe_context(values: tuple[Any, ...]) -> dict[str, Any]:
     described = zip((*MODES, *SETTINGS, *CUDA_SETTINGS), values, strict=False)
     return {
-        name: plain_name(value) if isinstance(value, torch.dtype) else value
+        name: plain_name(value) if isinstance(value, torch.dtype) else flag_text(value)
         for name, value in described
         if value is not None
     }

@@ -1,10 +1,11 @@
-"""Reduced precision of float32 operators, such as TF32, which programs can set for each backend since torch 2.9."""
+"""Settings of torch that change how operators compute, and the reduced precision of float32 operators, such as TF32."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from operator import attrgetter
+from sys import float_info
 from typing import Any
 
 import torch
@@ -32,6 +33,60 @@ _READERS: Mapping[str, Callable[[], str]] = {
 }
 # equivalent settings of torch before 2.9
 _OLDER = {"cuda.matmul": "cuda.matmul.allow_tf32", "cudnn.conv": "cudnn.allow_tf32", "cudnn.rnn": "cudnn.allow_tf32"}
+
+
+# settings of which torch._C has a function to read and one to write them: name in traces, and suffix of these functions
+HOST_FLAGS = {
+    "fill_uninitialized_memory": "deterministic_fill_uninitialized_memory",
+    "mkldnn": "mkldnn_enabled",
+    "mkldnn_deterministic": "mkldnn_deterministic",
+    "nnpack": "nnpack_enabled",
+    "cpu_fp16_reduction": "cpu_allow_fp16_reduced_precision_reduction",
+    "quantized_engine": "qengine",
+}
+CUDA_FLAGS = {
+    "cudnn": "cudnn_enabled",
+    "cudnn_benchmark": "cudnn_benchmark",
+    "cudnn_deterministic": "cudnn_deterministic",
+    "cudnn_tf32": "cudnn_allow_tf32",
+    "cudnn_depthwise_kernel": "cudnn_depthwise_kernel",
+    "fp16_reduction": "cublas_allow_fp16_reduced_precision_reduction",
+    "bf16_reduction": "cublas_allow_bf16_reduced_precision_reduction",
+    "fp16_accumulation": "cublas_allow_fp16_accumulation",
+    "blas_library": "blas_preferred_backend",
+    "linalg_library": "linalg_preferred_backend",
+    "rocm_attention": "rocm_fa_preferred_backend",
+    "miopen_immediate": "miopen_immediate",
+}
+
+
+def flag_reader(suffix: str) -> Callable[[], Any]:
+    read: Callable[[], Any] = getattr(torch._C, f"_get_{suffix}", lambda: None)
+    return read
+
+
+def flag_text(value: Any) -> bool | int | str | None:
+    """Return the form of a flag in a trace: the name of a member of an enumeration, `True,False` for a tuple."""
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return value if value is None or isinstance(value, bool | int | str) else str(value.name)
+
+
+def write_flag(suffix: str, value: Any) -> None:
+    """Set a flag to a value of the type that it has, or to the form of such a value in a trace."""
+    before, write = flag_reader(suffix)(), getattr(torch._C, f"_set_{suffix}")
+    if isinstance(before, tuple):
+        write(*(value if isinstance(value, tuple) else [part == "True" for part in value.split(",")]))
+    else:
+        write(value if isinstance(value, type(before)) else getattr(type(before), value))
+
+
+_smallest_normal = float_info.min
+
+
+def flushes_denormals() -> bool:
+    # torch cannot be asked; Python's arithmetic has the same flag
+    return _smallest_normal * 0.5 == 0
 
 
 def read_precision(place: str) -> str | None:

@@ -13,7 +13,18 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from opgrip.platform.precisions import allows_tf32, parse_precisions, read_precision, set_precision
+from opgrip.platform.precisions import (
+    CUDA_FLAGS,
+    HOST_FLAGS,
+    allows_tf32,
+    flag_reader,
+    flag_text,
+    flushes_denormals,
+    parse_precisions,
+    read_precision,
+    set_precision,
+    write_flag,
+)
 from opgrip.traces.schema.arguments import DTYPES
 
 EPS = 2.0**-10  # distance between 1 and the next larger TF32 number
@@ -61,17 +72,21 @@ _PRECISIONS = ("highest", "high", "medium")
 
 
 @contextmanager
-def restored(settings: Mapping[str, Any]) -> Iterator[None]:
+def restored(settings: Mapping[str, Any]) -> Iterator[list[str]]:
+    """Run the block under the settings of a trace; yield the names of those that this torch or machine refuses."""
+    refused: list[str] = []
     with ExitStack() as stack:
         for name, value in settings.items():
             if name in _SETTERS:
-                with suppress(ValueError, TypeError, RuntimeError, OverflowError):
+                try:
                     _SETTERS[name](stack, value)
+                except (AttributeError, ValueError, TypeError, RuntimeError, OverflowError):
+                    refused.append(name)
         _deterministic(stack, settings)
         if settings.get("inference") is True:
             # inference_mode(False) would turn gradients on
             stack.enter_context(torch.inference_mode())
-        yield
+        yield refused
 
 
 def _set(read: Callable[[], Any], write: Callable[[Any], Any], stack: ExitStack, value: Any) -> None:
@@ -111,13 +126,16 @@ def _default_dtype(stack: ExitStack, value: Any) -> None:
         _set(torch.get_default_dtype, torch.set_default_dtype, stack, dtype)
 
 
-def _cudnn(attribute: str) -> Callable[[ExitStack, Any], None]:
-    def apply(stack: ExitStack, value: Any) -> None:
-        if isinstance(value, bool) and torch.backends.cudnn.is_available():
-            cudnn = torch.backends.cudnn
-            _set(lambda: getattr(cudnn, attribute), lambda setting: setattr(cudnn, attribute, setting), stack, value)
+def _flag(suffix: str, stack: ExitStack, value: Any) -> None:
+    before = flag_reader(suffix)()
+    if before is not None and value != flag_text(before):
+        stack.callback(write_flag, suffix, before)
+        write_flag(suffix, value)
 
-    return apply
+
+def _flush_denormal(stack: ExitStack, value: Any) -> None:
+    if isinstance(value, bool):
+        _set(flushes_denormals, torch.set_flush_denormal, stack, value)
 
 
 _SETTERS: dict[str, Callable[[ExitStack, Any], None]] = {
@@ -125,10 +143,11 @@ _SETTERS: dict[str, Callable[[ExitStack, Any], None]] = {
     "fp32_precision": _fp32_precisions,
     "threads": _threads,
     "default_dtype": _default_dtype,
-    "cudnn": _cudnn("enabled"),
-    "cudnn_benchmark": _cudnn("benchmark"),
-    "cudnn_deterministic": _cudnn("deterministic"),
-    "cudnn_tf32": _cudnn("allow_tf32"),
+    "flush_denormal": _flush_denormal,
+    **{
+        name: partial(_flag, suffix)
+        for name, suffix in (HOST_FLAGS | (CUDA_FLAGS if torch.backends.cuda.is_built() else {})).items()
+    },
 }
 
 

@@ -131,13 +131,14 @@ class _Preparation:
             # calls are captured below autograd, so they are replayed without it unless gradients are requested
             with (
                 entered(PREPARE, variant.label, case.number),
-                restored(workload.context_of(case, variant)),
+                restored(workload.context_of(case, variant)) as refused,
                 torch.set_grad_enabled(workload.wants_grad(case, variant.direction)),
             ):
                 case, note = with_equivalents(case, workload.device)
                 operator = case.operator or find_operator(case.signature, workload.request.inputs.extensions)
                 result, timed_function = self._made(case, operator, variant, result)
-                result = replace(result, note=", ".join(filter(None, (note, result.note))))
+                refusals = [f"the captured setting {name} cannot be restored" for name in refused]
+                result = replace(result, note=", ".join(filter(None, (note, *refusals, result.note))))
                 if timed_function is not None:
                     for _ in range(workload.request.effort.warmup):
                         timed_function.run()

@@ -42,6 +42,7 @@ from opgrip.traces.codec.record_forms import to_json
 from opgrip.traces.formats.building import says_gradients
 from opgrip.traces.schema.arguments import DTYPES, numbers_of, tensors, with_numbers
 from opgrip.traces.schema.records import Signature
+from opgrip.traces.table.accelerators import environment_doubts
 
 if TYPE_CHECKING:
     from opgrip.replay.batch_scale import BatchScale
@@ -159,6 +160,7 @@ def load_workload(request: RunRequest) -> Workload:
     if source_cases.are_calls and not all(find_mode(name)[0].in_torch for name in request.modes.all_names):
         cases = with_weights(cases, trace)
     notes = [*trace.doubts, *filter(None, (trace.missing, unconverted(trace), trace.device_time_doubt))]
+    notes += environment_doubts(trace.header.get("environment"))
     notes += dict.fromkeys(str(warning.message) for warning in caught)
     workload = workload_for(request, trace)
     if request.shard is not None:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, fields
 from functools import cache
 from typing import Annotated, Any, TypeAlias, TypeVar, get_type_hints
 
+from opgrip.platform.precisions import CUDA_FLAGS, HOST_FLAGS
+
 T = TypeVar("T")
 # fields of a dictionary by name: each a `Privacy`, a nested table, or a list with the table of each item
 Table: TypeAlias = Mapping[str, Any]
@@ -88,7 +90,7 @@ ACCELERATOR: Table = {
 }
 CONTEXT_SETTINGS: Table = dict.fromkeys(
     ("grad", "inference", "deterministic", "deterministic_warn_only", "matmul_precision", "fp32_precision", "threads")
-    + ("default_dtype", "autocast", "cudnn", "cudnn_benchmark", "cudnn_deterministic", "cudnn_tf32", "stream"),
+    + ("default_dtype", "autocast", "stream", "flush_denormal", *HOST_FLAGS, *CUDA_FLAGS),
     SETTING,
 )
 THINNED_COUNTS: Table = dict.fromkeys(("values", "scopes", "steps"), COUNT)
@@ -113,5 +115,7 @@ HEADER_FIELDS: Table = {
     },
     "flight": {"last": COUNT, "before": COUNT, "reason": hashed("stop reason")},
     "on_demand": {"recording": public("number")},
-    **dict.fromkeys(("time", "command", "pid", "seed", "parent_pid", "values_file", "distilled"), DROPPED),
+    **dict.fromkeys(
+        ("environment", "time", "command", "pid", "seed", "parent_pid", "values_file", "distilled"), DROPPED
+    ),
 }

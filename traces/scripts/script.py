@@ -263,11 +263,19 @@ def _results(signature: Signature) -> str | None:
     return f"[{', '.join(f'({sizes(spec.shape)}, {spec.dtype})' for spec in specs)}]"
 
 
+_STATEMENTS = {
+    ("fill_uninitialized_memory", False): "torch.utils.deterministic.fill_uninitialized_memory = False",
+    ("mkldnn", False): "torch.backends.mkldnn.enabled = False",
+    ("flush_denormal", True): "torch.set_flush_denormal(True)",
+}
+
+
 def _settings(settings: Mapping[str, Any]) -> Iterator[str]:
     dtype = DTYPES.get(str(settings.get("default_dtype")))
     if dtype is not None and dtype.is_floating_point and dtype != torch.float32:
         yield f"torch.set_default_dtype({plain(dtype)})"
     if settings.get("deterministic") is True:
         yield f"torch.use_deterministic_algorithms(True, warn_only={settings.get('deterministic_warn_only') is True})"
+    yield from (line for (name, value), line in _STATEMENTS.items() if settings.get(name) is value)
     if settings.get("matmul_precision") in ("high", "medium"):
         yield f"torch.set_float32_matmul_precision({settings['matmul_precision']!r})"

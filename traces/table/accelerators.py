@@ -93,6 +93,21 @@ VARIABLES = (
     *("CUBLAS_WORKSPACE_CONFIG", "CUDA_LAUNCH_BLOCKING", "NVIDIA_TF32_OVERRIDE"),
 )
 
+# environment variables that decide which kernels run on a CPU, how their threads are placed, and what they keep
+HOST_VARIABLES = (
+    *("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "ONEDNN_DEFAULT_FPMATH_MODE", "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR"),
+    *("KMP_AFFINITY", "KMP_BLOCKTIME", "OMP_PROC_BIND", "OMP_PLACES", "OMP_WAIT_POLICY", "GOMP_CPU_AFFINITY"),
+    *("LRU_CACHE_CAPACITY", "THP_MEM_ALLOC_ENABLE"),
+)
+
+
+def environment_doubts(recorded: object) -> Iterator[str]:
+    """Yield how the environment of a program, by its trace's header, differs from that of this process."""
+    for name in HOST_VARIABLES if isinstance(recorded, dict) else ():
+        there, here = _items(recorded).get(name, "unset"), os.environ.get(name, "unset")
+        if there != here:
+            yield f"times may differ: the environment variable {name} was {there} in the program and is {here} here"
+
 
 HOST = ("cpu", "meta")  # device types that do not count as accelerators
 

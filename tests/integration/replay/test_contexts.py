@@ -12,7 +12,16 @@ from settings import rows_of, settings_of
 from torch.nn import functional
 
 from opgrip.capture import Capture
-from opgrip.platform.precisions import describe_precisions, read_precision, set_precision
+from opgrip.platform.precisions import (
+    CUDA_FLAGS,
+    HOST_FLAGS,
+    describe_precisions,
+    flag_reader,
+    flag_text,
+    read_precision,
+    set_precision,
+    write_flag,
+)
 from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.cases.unused_results import FOR_BACKWARD, with_unused_results
 from opgrip.replay.checks.reference import Reference
@@ -33,6 +42,9 @@ def settings_now() -> dict[str, Any]:
         "matmul_precision": torch.get_float32_matmul_precision(),
         "threads": torch.get_num_threads(),
         "default_dtype": str(torch.get_default_dtype()).removeprefix("torch."),
+        "fill_uninitialized_memory": torch.utils.deterministic.fill_uninitialized_memory,
+        "mkldnn": torch.backends.mkldnn.enabled,
+        "flush_denormal": float(torch.full((1,), 1e-40, dtype=torch.float32).mul(1)) == 0,
     }
 
 
@@ -45,11 +57,88 @@ def test_settings_apply_in_the_block_and_are_restored() -> None:
         "matmul_precision": "high",
         "threads": 1,
         "default_dtype": "float64",
+        "fill_uninitialized_memory": False,
+        "mkldnn": False,
+        "flush_denormal": True,
     }
     assert wanted != before
-    with restored(wanted):
+    with restored(wanted) as refused:
         assert settings_now() == wanted
+    assert not refused
     assert settings_now() == before
+
+
+def test_each_flag_is_recorded_as_it_is_restored(tmp_path: Path) -> None:
+    before = {name: flag_text(flag_reader(suffix)()) for name, suffix in HOST_FLAGS.items()}
+    # the engine is a number, and which ones work depends on the processor
+    changed = {name: not value for name, value in before.items() if isinstance(value, bool)}
+    with Capture(tmp_path / "t.jsonl"):
+        torch.ones(3).sin()
+        with restored({**changed, "flush_denormal": True}) as refused:
+            torch.ones(3).cos()
+        torch.ones(3).tan()
+    trace = load(tmp_path / "t.jsonl")
+    contexts = {case.op.split(".")[1]: case.context for case in make_cases(trace)}
+    changed = {name: value for name, value in changed.items() if name not in refused}
+    assert {"mkldnn", "nnpack"} <= {*changed}
+    for op, flags in (("sin", before), ("cos", before | changed), ("tan", before)):
+        assert {name: contexts[op][name] for name in flags} == flags
+    assert [contexts[op]["flush_denormal"] for op in ("sin", "cos", "tan")] == [False, True, False]
+    for suffix in (*HOST_FLAGS.values(), *CUDA_FLAGS.values()):
+        value = flag_reader(suffix)()
+        write_flag(suffix, flag_text(value))
+        assert flag_reader(suffix)() == value
+
+
+def test_row_names_a_setting_that_cannot_be_restored(tmp_path: Path) -> None:
+    with Capture(tmp_path / "t.jsonl"):
+        torch.ones(3).sin()
+    path = tmp_path / "other.jsonl"
+    path.write_text((tmp_path / "t.jsonl").read_text().replace('"quantized_engine":', '"quantized_engine":77'))
+    row, *_ = rows_of(make_cases(load(path)), settings_of(warmup=1, iterations=1))
+    assert (row.status, row.note) == ("ok", "the captured setting quantized_engine cannot be restored")
+
+
+def test_other_environment_of_kernels_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "SSE41")
+    with Capture(tmp_path / "t.jsonl"):
+        torch.ones(3).sin()
+    assert not load_workload(request_with(tmp_path / "t.jsonl")).notes
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA")
+    (note,) = load_workload(request_with(tmp_path / "t.jsonl")).notes
+    assert "ONEDNN_MAX_CPU_ISA was SSE41 in the program and is unset here" in note
+
+
+# settings of torch that traces do not have, by reason
+OTHERS = {
+    "has no effect on the time of a call": """
+        autograd_fallback_mode backcompat_broadcast_warn backcompat_keepdim_warn default_mobile_cpu_allocator
+        dtensor_allow_implicit_replication fwd_grad_enabled grad_layout_enforcement_enabled graph_exec_group
+        graph_executor_optimize multithreading_enabled only_lift_cpu_tensors override_stale_capture_stream
+        print_stack_traces_on_fatal_signal should_use_format_with_string_table thread_name throw_on_mutable_data_ptr
+        view_replay_enabled warnAlways warn_deprecated_on_mutable_data_ptr warn_on_accumulate_grad_stream_mismatch
+        anomaly_enabled printoptions rng_state warn_always num_interop_threads deterministic_debug_mode""",
+    "decides which operators are called": """
+        autocast_cache_enabled autocast_cpu_dtype autocast_cpu_enabled autocast_dtype autocast_enabled
+        autocast_gpu_dtype autocast_ipu_dtype autocast_ipu_enabled autocast_xla_dtype autocast_xla_enabled
+        cached_tensors_enabled default_device default_tensor_type math_sdp_allow_fp16_bf16_reduction sdp_priority_order
+        sdp_use_cudnn sdp_use_fa3 sdp_use_flash sdp_use_math sdp_use_mem_efficient sdp_use_overrideable""",
+    "is no setting": """
+        conj neg dispatch_mode generator_metaclass meta_in_tls_dispatch_include skip_next_torch_function
+        tensor_metadata torch_function_state tracing_state value_trace worker_pids worker_signal_handlers""",
+    "is recorded by another name, or in the header": """
+        default_dtype grad_enabled float32_matmul_precision fp32_precision_setter cublas_allow_tf32 onednn_allow_tf32
+        deterministic_algorithms num_threads flush_denormal""",
+    "cannot be read, or only checks sparse tensors and shares a GPU": """
+        check_sparse_tensor_invariants sm_carveout_experimental""",
+}
+
+
+def test_each_setting_of_torch_is_recorded_or_left_out_for_a_reason() -> None:
+    setters = [name.removeprefix("_set_") for name in dir(torch._C) if name.startswith("_set_")]
+    setters += [name.removeprefix("set_") for name in dir(torch) if name.startswith("set_")]
+    known = {*HOST_FLAGS.values(), *CUDA_FLAGS.values(), *" ".join(OTHERS.values()).split()}
+    assert not {*setters} - known
 
 
 def test_invalid_settings_of_an_untrusted_trace_are_ignored() -> None:
