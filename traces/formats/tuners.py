@@ -408,7 +408,8 @@ SEPARATORS = ",;\t"  # separators of columns; a spreadsheet may write others tha
 
 
 def recognizes(head: Head) -> bool:
-    columns = _columns(head.start.partition(b"\n")[0].decode(errors="replace"))[0]
+    line = head.start.partition(b"\n")[0].decode(errors="replace")
+    columns = _columns(line)[0] if not line.lstrip().startswith(("{", "[")) else ()  # JSON lines
     return set(columns) >= set(SIZES) or set(columns) >= set(MIXTURE)
 
 

@@ -327,6 +327,17 @@ _KINDS: Sequence[tuple[re.Pattern[bytes], tuple[str, str]]] = [
         (rb".{6}\0\0\{\"", "a file of safetensors", _RECORD),
         (rb"\s*<(?:!doctype html|html)", "an HTML page", "download the file itself"),
         (rb"\s*<\?xml", "XML", _LISTED),
+        (
+            rb"(?:\w+,)*comm_type,comm_group,",
+            "a workload of aicb, which has collectives without their operators",
+            _RECORD,
+        ),
+        (
+            rb"[A-Z_]{4,}(?:[ \t][^\n]*)?\r?\n\s*\d+\s*\r?\n",
+            "a workload of ASTRA-sim or SimAI, which has times and sizes of layers without their operators",
+            _RECORD,
+        ),
+        (rb"(?:train_iter|Emb|atten_\w+)\s*:", "times of layers for aicb, without their operators", _RECORD),
         (rb'\s*\{.*"nvbench"\s*:', "a result of nvbench", _RECORD),
         (rb'\s*\{.*"trace_hash"\s*:', "a result of opreplay", _RESULTS),
         (rb"(?:\s*#[^\n]*\n)*(?:\s*\w+\s*:[^\n{]*\n)*\s*\w+\s*:?\s*\{\s*\w+\s*[:{]", "a prototxt", _RECORD),
@@ -376,7 +387,9 @@ def _kind_of_table(start: bytes) -> tuple[str, str] | None:
             heading, row = (*csv.reader(lines, delimiter=separator), [], [])[:2]
             if len(row) == len(heading) > 1 and all(_COLUMN.fullmatch(name.strip()) for name in heading):
                 hint = _LISTED
-                if {"M", "N", "K"} <= {name.strip().upper() for name in heading}:
+                columns = {name.strip().upper() for name in heading}
+                # a batch or scales change what a row computes
+                if {"M", "N", "K"} <= columns and not any(re.search("^B$|SCALE|QUANT", name) for name in columns):
                     hint = _SHAPES
                 elif "median_us" in heading:
                     return "a result of opreplay", _RESULTS

@@ -298,6 +298,18 @@ KINDS = {
     "utf-16": ('{"traceEvents": []}'.encode("utf-16"), "text in UTF-16", "iconv"),
     "byte order mark": (b'\xef\xbb\xbf{"traceEvents": []}', "byte order mark", "tail"),
     "sizes": (b"m,n,k,bias,dtype,outdtype\n64,256,5120,False,a,b\n", "a CSV table with the columns m, n, k", "aten.mm"),
+    "batches": (b"B,m,n,k,scale\n4,64,256,5120,1\n", "a CSV table with the columns B, m, n, k, scale", "--formats"),
+    "aicb": (
+        b'comm_type,comm_group,comm_group_size,msg_size\nCommType.all_reduce,CommGroup.dp_group,4,"(1, 2)"\n',
+        "a workload of aicb",
+        "opcapture",
+    ),
+    "astra-sim": (
+        b"HYBRID_TRANSFORMER model_parallel_NPU_group: 8 ep: 1\n12\n",
+        "a workload of ASTRA-sim",
+        "opcapture",
+    ),
+    "layers": (b"train_iter:10\nEmb:\n    time_gpu_max: 857\n", "times of layers for aicb", "opcapture"),
     "nvbench": (json.dumps({"meta": {"version": {"nvbench": {}}}}, indent=1).encode(), "nvbench", "opcapture"),
     "results": (json.dumps({"trace": "a", "trace_hash": "b"}, indent=1).encode(), "of opreplay", "results show"),
     "rows": (b"case,op,median_us\n0,aten.add,1.5\n", "a result of opreplay", "opgrip results show"),

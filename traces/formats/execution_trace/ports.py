@@ -49,7 +49,12 @@ class KnownStrides:
             self._strides[self._key(tensor, sizes(shape))] = sizes(stride)
 
     def forget(self, tensor: Any, shape: Any) -> None:
-        if self._strides and isinstance(tensor, list) and len(tensor) > 1:
+        if not self._strides or not isinstance(tensor, list) or not isinstance(shape, list):
+            return
+        if any(isinstance(item, list) for item in tensor):
+            for item, size in zip(tensor, shape, strict=False):
+                self.forget(item, size)
+        elif len(tensor) > 1:
             self._strides.pop(self._key(tensor, sizes(shape)), None)
 
     def of(self, tensor: list[Any], shape: tuple[int, ...]) -> tuple[int, ...]:

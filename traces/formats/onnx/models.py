@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from opgrip.cli.plugins import needed
-from opgrip.errors import one_line
+from opgrip.errors import UserError, one_line
 from opgrip.traces.formats.building import (
     NO_GRADIENTS,
     NO_TIMES,
@@ -70,6 +70,8 @@ def read(file: ForeignFile) -> Iterator[Record]:
     onnx = needed("onnx", "onnx")
     model = _parse(file, onnx)
     graph = model.graph
+    if not graph.node:
+        raise UserError(f"{file.path} is an ONNX model without nodes", "name a model that computes something")
     # remove weights first, so that the model to pass around is small
     constants = _constants(graph, onnx)
     if model.functions:
@@ -182,7 +184,7 @@ def _close(graph: Any) -> bool:
     sizes: dict[str, int] = {}
     for item in graph.input:
         for index, dimension in enumerate(item.type.tensor_type.shape.dim):
-            if dimension.WhichOneof("value") == "dim_value" and dimension.dim_value > 0:
+            if dimension.WhichOneof("value") == "dim_value" and dimension.dim_value >= 0:
                 continue
             size = OPEN_SIZE if index else OPEN_BATCH
             name = dimension.dim_param or f"\0{len(sizes)}"

@@ -213,6 +213,33 @@ def test_times_kernels_and_labels_of_a_linked_trace_are_read(tmp_path: Path) -> 
     assert (again.duration_ns, again.device_ns) == (7000, 40000)
 
 
+def test_lists_of_results_are_read_in_files_without_strides(tmp_path: Path) -> None:
+    strided = (
+        "aten::as_strided(Tensor(a) self, SymInt[] size, SymInt[] stride, SymInt? storage_offset=None) -> Tensor(a)"
+    )
+    pair = "GenericList[Int,Int]"
+    view = [X, ([2, 2], [], pair, []), ([1, 2], [], pair, []), ONE]
+    tensors = [[X[0], Y[0]], [X[1], Y[1]], "GenericList[Tensor(float),Tensor(float)]", []]
+    nodes = [
+        node(3, 2, "aten::as_strided", strided, inputs=view, outputs=[Y]),
+        node(
+            4,
+            2,
+            "aten::_foreach_sqrt",
+            "aten::_foreach_sqrt(Tensor[] self) -> Tensor[]",
+            inputs=[tensors],
+            outputs=[tensors],
+        ),
+    ]
+    for item in nodes:
+        for side in ("inputs", "outputs"):
+            del item[side]["strides"]
+    trace = load(write_nodes(tmp_path / "a.json", nodes, "1.1.0-chakra.0.0.4"))
+    assert [item.op for item in trace.signatures] == ["aten.as_strided.default", "aten._foreach_sqrt.default"]
+    # the last result overwrote the view
+    assert [spec.stride for spec in trace.signatures[1].args[0]] == [(2, 1), (1, 2)]
+
+
 def test_files_of_the_first_schema_are_read(tmp_path: Path) -> None:
     flat = {
         "name": "aten::relu",

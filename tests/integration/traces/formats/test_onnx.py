@@ -84,6 +84,18 @@ def test_dynamic_sizes_are_reported(tmp_path: Path) -> None:
     assert any("dynamic sizes" in text for text in trace.header["defaults"])
 
 
+def test_dimension_of_size_zero_stays_empty(tmp_path: Path) -> None:
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 0, "width"]) for name in "xy")
+    trace = write([helper.make_node("Relu", ["x"], ["y"])], [x], [y], tmp_path)
+    assert [spec.shape for spec in tensors(trace.signatures[0].args)] == [(2, 0, 64)]
+
+
+def test_model_without_nodes_is_refused_as_such(tmp_path: Path) -> None:
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [2])
+    with pytest.raises(UserError, match="is an ONNX model without nodes"):
+        write([], [x], [x], tmp_path)
+
+
 def test_small_constants_keep_their_values_and_weights_do_not(tmp_path: Path) -> None:
     x, y = (
         helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in (("x", (9, 3)), ("y", (4, 3)))

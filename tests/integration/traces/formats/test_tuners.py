@@ -19,7 +19,8 @@ from opgrip import Capture
 from opgrip.replay import replay
 from opgrip.tools.opgrip import main
 from opgrip.traces import Trace, TraceReader, load
-from opgrip.traces.formats.tuners import MIXTURE
+from opgrip.traces.formats.tuners import MIXTURE, recognizes
+from opgrip.traces.io.foreign_files import Head
 from opgrip.traces.schema.arguments import TensorSpec
 
 BFLOAT16 = torch.bfloat16
@@ -196,6 +197,11 @@ def test_batches_are_batched_products(tmp_path: Path) -> None:
     trace, reader = trace_of(tmp_path / "bf16_untuned_batched_gemm.csv", "B,M,N,K\n16,2,3,4\n")
     assert [tuple(result.shape) for _, result in results_of(trace)] == [(16, 2, 3)]
     assert any(text.startswith("dtypes") for text in reader.losses.defaults)
+
+
+def test_line_of_json_is_not_a_table() -> None:
+    stack = b'{"stack": "matmul(a, b, c, M, N, K, stride)"}\n'
+    assert not recognizes(Head(Path("a.ndjson"), ".ndjson", stack))
 
 
 def test_tuned_files_have_times(tmp_path: Path) -> None:
