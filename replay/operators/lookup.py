@@ -20,6 +20,7 @@ from opgrip.replay.operators.admission import (
     TRUSTED_EXTENSIONS,
     Unsupported,
     Untrusted,
+    absent_extensions,
     import_trusted,
     module_of,
 )
@@ -216,8 +217,12 @@ class Operator:
 def find_operator(signature: Signature, extensions: Collection[str] = TRUSTED_EXTENSIONS) -> Operator:
     """Return the operator or extension function that a signature names.
 
-    Raises `Unsupported` if it is missing, not trusted or not allowed.
+    Raises `Unsupported` if it is missing, not trusted or not allowed, or if an extension cannot be imported.
     """
+    for extension in extensions:
+        # also for torch's operators, because an extension may register kernels for them
+        if extension not in TRUSTED_EXTENSIONS and not any(absent_extensions([extension])):
+            namespaces_of(extension)
     if signature.kind == COMPILED:
         raise Unsupported("a compiled region is not an operator: capture it with --compiled operators")
     if signature.kind == FUNCTION:

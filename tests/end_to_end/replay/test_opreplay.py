@@ -114,6 +114,16 @@ def test_missing_extension_is_reported(tmp_path: Path) -> None:
     )
 
 
+def test_extension_is_imported_even_if_the_trace_calls_only_operators_of_torch(tmp_path: Path) -> None:
+    (tmp_path / "kernels.py").write_text("open(__file__ + '.imported', 'w').close()")
+    (tmp_path / "broken.py").write_text("1 / 0")
+    words = ("opreplay", write(tmp_path / "t.jsonl"), "--iterations", 1, "--extension", tmp_path / "kernels.py")
+    assert "1 ok" in succeed(*words).stderr
+    assert (tmp_path / "kernels.py.imported").exists()
+    done = run_command(*words, "--extension", tmp_path / "broken.py")
+    assert "broken.py cannot be imported: ZeroDivisionError" in done.stdout
+
+
 def tensor(shape: list[int], **rest: object) -> dict[str, object]:
     return {"tensor": {"shape": shape, "stride": [1] * len(shape), "dtype": "float32", "device": "cpu", **rest}}
 
