@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any, cast
 from weakref import ref
 
@@ -17,7 +17,7 @@ from torch.fx import GraphModule
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from opgrip.capture.program.environment import describe_autocast
-from opgrip.capture.program.patches import Patches
+from opgrip.capture.program.patches import LateModules, Patches
 from opgrip.capture.program.places import FORWARD, OPTIMIZER, Location
 from opgrip.capture.recording.recorder import Recorder
 from opgrip.capture.recording.thread_mode import ThreadMode
@@ -239,18 +239,25 @@ for hook in (ScopeWatch._enter_optimizer, ScopeWatch._leave_optimizer):
 
 
 class ThreadWatch:
-    """A context in which the calls of threads that `threading.Thread` starts are recorded."""
+    """A context in which calls of threads that `threading.Thread` starts, and of functions run by RPC, are recorded."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self._patches = Patches()
+        self._late = LateModules(_RPC.__eq__, self._watch_rpc)
 
     def __enter__(self) -> ThreadWatch:
         self._patches.replace(threading.Thread, "start", self._watching)
+        if _RPC in sys.modules:
+            self._watch_rpc(sys.modules[_RPC])
+        self._late.__enter__()
         return self
 
     def __exit__(self, *ignored: object) -> None:
+        self._late.__exit__()
         self._patches.undo()
+        if getattr(sys.modules.get("torch.distributed.rpc"), "_init_counter", 0):
+            self.recorder.lost.dropped[UNSEEN_RPC] += 0
 
     def _watching(self, start: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
         def watched(thread: threading.Thread) -> None:
@@ -266,20 +273,32 @@ class ThreadWatch:
         def recorded() -> None:
             # restore the method: a reference from the thread to itself would keep the thread alive
             thread.__dict__.pop("run", None)
-            mode = None
-            try:
-                mode = self.recorder.threads.here()
-                mode.__enter__()
-            except Exception as error:
-                self.recorder.lost.drop(f"thread {thread.name}", error)
-                mode = None
-            if mode is None:
-                run()
-                return
-            try:
-                run()
-            finally:
-                mode.__exit__(None, None, None)
-                mode.ended = True
+            self._record(run, thread.name, True)
 
         thread.run = recorded  # type: ignore[method-assign]
+
+    def _watch_rpc(self, module: ModuleType) -> None:
+        # threads of C++ run the function that `init_rpc` finds here, also after this context
+        watching = lambda run: functools.wraps(run)(lambda call: self._record(lambda: run(call), "rpc", False))  # noqa: E731
+        self._patches.replace(module, "_run_function", watching)
+
+    def _record(self, run: Callable[[], Any], name: str, ends: bool) -> Any:
+        mode = None
+        try:
+            mode = self.recorder.threads.here()
+            mode.thread_name = name
+            mode.__enter__()
+        except Exception as error:
+            self.recorder.lost.drop(f"thread {name}", error)
+            mode = None
+        try:
+            return run()
+        finally:
+            if mode is not None:
+                mode.__exit__(None, None, None)
+                mode.ended = ends
+
+
+_RPC = "torch.distributed.rpc.internal"
+# calls that are lost in an unknown number
+UNSEEN_RPC = ("operators and backward passes requested by RPC", "run by threads of C++, where they cannot be counted")

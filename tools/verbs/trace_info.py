@@ -345,7 +345,8 @@ def _outline(leaf: object) -> str:
 
 
 def _list_dropped(dropped: list[Dropped]) -> str:
-    return "; ".join(f"{item.count:,} {item.op}: {item.reason}" for item in dropped) or "nothing"
+    # 0 stands for an unknown number
+    return "; ".join(f"{item.count:,} {item.op}: {item.reason}".removeprefix("0 ") for item in dropped) or "nothing"
 
 
 def _count_by_reason(items: list[Dropped]) -> str:

@@ -289,7 +289,7 @@ class End:
     """The last record: totals, and how much was not recorded.
 
     duration_ns : duration of the whole capture
-    dropped : calls that are not in the trace
+    dropped : calls that are not in the trace; their count is 0 if it is unknown
     passed_by : calls that are not in the trace, although the calls made inside them are
     without_values : recorded tensors without a value model, by operator and reason
     stopped : limit at which the recording ended while the program continued

@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from programs import run_python
 from torch import distributed
 
 from opgrip.capture import Capture
+from opgrip.capture.hooks.scopes import UNSEEN_RPC
 from opgrip.capture.torch_compat.torch_private import private_places
+from opgrip.tools.verbs.trace_info import facts
 from opgrip.traces import load
 from opgrip.traces.schema.arguments import GroupSpec
 
@@ -49,3 +52,30 @@ def test_functional_collective_of_an_unknown_group_keeps_its_name(tmp_path: Path
     with Capture(tmp_path / "t.jsonl"), pytest.raises(RuntimeError):
         torch.ops._c10d_functional.all_reduce(torch.ones(4), "sum", "nobody")
     assert groups_in(tmp_path / "t.jsonl")["_c10d_functional.all_reduce.default"] == "nobody"
+
+
+RPC = """
+import sys, torch
+from opgrip.capture import Capture
+
+def work(x):
+    return x.sin()
+
+with Capture(sys.argv[1]):
+    from torch.distributed import rpc
+    transports = rpc.TensorPipeRpcBackendOptions(init_method="file://" + sys.argv[2], _transports=["uv"])
+    rpc.init_rpc("one", rank=0, world_size=1, rpc_backend_options=transports)
+    print(rpc.rpc_sync("one", work, args=(torch.ones(3),)), rpc.rpc_sync("one", torch.cos, args=(torch.ones(3),)))
+    rpc.shutdown()
+"""
+
+
+def test_functions_run_by_rpc_are_recorded_and_other_calls_named(tmp_path: Path) -> None:
+    (tmp_path / "rpc.py").write_text(RPC)
+    run_python(tmp_path / "rpc.py", tmp_path / "t.jsonl", tmp_path / "store", cwd=tmp_path, status=0)
+    trace = load(tmp_path / "t.jsonl", partial=False)
+    assert trace.calls["op"][trace.calls["thread"] == "rpc"].tolist() == ["aten.sin.default"]
+    assert "aten.cos.default" not in set(trace.calls["op"])
+    assert trace.end is not None
+    assert [(item.op, item.count) for item in trace.end.dropped] == [UNSEEN_RPC[:1] + (0,)]
+    assert ("dropped", ": ".join(UNSEEN_RPC)) in facts(trace)
