@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from time import perf_counter_ns
 from types import FunctionType
 from typing import Any, cast
 
@@ -29,6 +28,7 @@ from opgrip.capture.torch_compat.compiler_private import (
     see_higher_order,
 )
 from opgrip.errors import is_from_program, one_line, raise_if_from_program
+from opgrip.platform import perf_counter_ns
 from opgrip.traces.rebuild import make_arguments
 from opgrip.traces.schema.python_objects import SharedSpec
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from threading import enumerate as enumerate_threads
 from threading import get_ident
-from time import perf_counter_ns
 from types import FunctionType
 from typing import Any, cast
 
@@ -46,6 +45,7 @@ from opgrip.capture.torch_compat.torch_private import (
     without_functions,
 )
 from opgrip.errors import interrupted_by, is_from_program
+from opgrip.platform import perf_counter_ns
 from opgrip.traces.schema.records import EXTENSION, FUNCTION, ON_FAKE, ON_META, OPERATOR
 from opgrip.traces.table.profiler_labels import MARK_ENTER, close_label
 

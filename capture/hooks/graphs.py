@@ -6,7 +6,6 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable
-from time import perf_counter_ns
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -28,6 +27,7 @@ from opgrip.capture.recording.recorder import Recorder
 from opgrip.capture.recording.scope_table import Generations
 from opgrip.capture.recording.thread_mode import UNPAIRED, ThreadMode
 from opgrip.errors import raise_if_from_program
+from opgrip.platform import perf_counter_ns
 from opgrip.traces.schema.records import Graph, Wait
 
 # what a launch of a graph needs: the counter of times that the recording's tables were cleared and its value, the

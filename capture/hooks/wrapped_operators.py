@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from time import perf_counter_ns
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from opgrip.capture.signatures.predictions import CallNode, Recognizer
 from opgrip.capture.signatures.signatures import tensors_in
 from opgrip.capture.timing.page_faults import may_need_pages
 from opgrip.capture.torch_compat.compiler_private import own_code
+from opgrip.platform import perf_counter_ns
 from opgrip.traces.schema.arguments import Opaque
 from opgrip.traces.schema.records import FUNCTION, HIGHER_ORDER, NO_STORAGE
 

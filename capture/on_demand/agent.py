@@ -17,7 +17,6 @@ from contextlib import suppress
 from itertools import count
 from math import inf
 from pathlib import Path
-from time import perf_counter_ns
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +42,7 @@ from opgrip.capture.on_demand.protocol import (
 from opgrip.capture.on_demand.settings import AgentSettings, default_settings
 from opgrip.capture.program.processes import rank
 from opgrip.errors import UserError, one_line, raise_if_from_program
+from opgrip.platform import monotonic, perf_counter_ns, sleep
 
 if TYPE_CHECKING:
     from opgrip.capture.on_demand.session import RecordingSession
@@ -101,7 +101,7 @@ class Agent:
         """Record steps as requested; return a dictionary with the trace's `file` and the numbers of `steps` and
         `calls`.
         """
-        asked_ns = time.perf_counter_ns()
+        asked_ns = perf_counter_ns()
         _wait_for_torch(request.wait_s)
         session = self.begin(request, asked_ns)
         try:
@@ -192,7 +192,7 @@ class Agent:
                     return
                 # for example too many open files, some of which the program may close
                 self._fail(error)
-                time.sleep(PAUSE_S)
+                sleep(PAUSE_S)
                 continue
             if not self._room.acquire(blocking=False):
                 link.close()
@@ -268,11 +268,11 @@ class Agent:
 
 
 def _wait_for_torch(most_s: float) -> None:
-    until_s = time.monotonic() + most_s
+    until_s = monotonic() + most_s
     while (torch := sys.modules.get("torch")) is None or getattr(torch.__spec__, "_initializing", False):
-        if time.monotonic() >= until_s:
+        if monotonic() >= until_s:
             raise UserError(f"process {os.getpid()} has not loaded torch yet", "try again later")
-        time.sleep(PAUSE_S)
+        sleep(PAUSE_S)
 
 
 def _stop_when_left(session: RecordingSession, client: MessageSocket, over: threading.Event) -> None:

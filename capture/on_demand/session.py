@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from math import inf
 from pathlib import Path
-from time import monotonic, perf_counter_ns
 from types import FrameType
 from typing import Any
 from weakref import ref
@@ -39,6 +38,7 @@ from opgrip.capture.torch_compat.torch_private import MODULE_CALLS, innermost_mo
 from opgrip.cli.command import STEP
 from opgrip.cli.output_files import give_name
 from opgrip.errors import ExistingFileError, one_line, raise_if_from_program
+from opgrip.platform import monotonic, perf_counter_ns
 from opgrip.traces.values import value_models
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import resource
@@ -50,6 +51,7 @@ def describe_environment() -> dict[str, Any]:
     return ranks | fields | ({"accelerator": accelerator} if accelerator else {})
 
 
+@functools.cache
 def _version(package: str) -> str:
     try:
         return version(package)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from time import perf_counter_ns
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 
 from opgrip.capture.recording.thread_mode import ThreadCalls, ThreadMode
 from opgrip.capture.timing.kernel_times import FOREVER_NS, WrittenCalls
+from opgrip.platform import perf_counter_ns
 from opgrip.traces.schema.records import Graph, Record
 
 ENGINE = "autograd"  # name of the threads in which autograd runs the backward pass that another thread captures

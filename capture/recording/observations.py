@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from enum import Enum, auto
-from time import perf_counter_ns
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 from opgrip.capture.program.capture_choices import VALUE_SHARE
 from opgrip.capture.recording.thread_mode import ThreadMode
 from opgrip.capture.signatures.predictions import LEARNT, NEVER, SIGHTINGS
+from opgrip.platform import perf_counter_ns
 
 # minimum ratio, and minimum difference in ns, of the times of two call sites that count as different
 DIFFERENT, LEAST_NS = 1.5, 20_000

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import functools
-import os
 from array import array
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import repeat
-from time import perf_counter_ns
+from os import getpid
 from typing import Any
 from weakref import ref
 
@@ -32,6 +31,7 @@ from opgrip.capture.timing.kernel_times import KernelTimes
 from opgrip.capture.timing.page_faults import LARGE, SlowMemory
 from opgrip.capture.torch_compat.torch_private import registered_by, without_functions, without_modes
 from opgrip.errors import one_line, raise_if_from_program
+from opgrip.platform import perf_counter_ns
 from opgrip.platform.contention import usual_fault_ns
 from opgrip.traces.analysis.redaction import Policy
 from opgrip.traces.schema.arguments import Opaque, numbers_of, tensors, with_numbers
@@ -285,7 +285,7 @@ class Recorder:
 
     def begin(self) -> None:
         self.started_ns = perf_counter_ns()
-        self.pid = os.getpid()
+        self.pid = getpid()
         self.uses_streams = False
         self.steps = StepMarks(self.started_ns)
         self.storages = StorageNumbers()

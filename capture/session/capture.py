@@ -7,7 +7,6 @@ import functools
 import os
 import pickle
 import sys
-import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -57,6 +56,7 @@ from opgrip.capture.writing.flight_recorder import Flights
 from opgrip.capture.writing.flusher import Flusher
 from opgrip.cli.command import counted, did_you_mean
 from opgrip.errors import UserError, in_words_of_python, one_line
+from opgrip.platform import perf_counter_ns, time_ns
 from opgrip.traces.io.tensor_file import HEADER_FIELD
 from opgrip.traces.io.writer import TraceWriter
 from opgrip.traces.schema.records import Header
@@ -524,7 +524,7 @@ class Capture:
 
     def _make_header(self, details: Mapping[str, Any]) -> Header:
         recorder = self._recorder
-        started = time.time_ns() - (time.perf_counter_ns() - recorder.started_ns)
+        started = time_ns() - (perf_counter_ns() - recorder.started_ns)
         named = {} if recorder.fitter.full is None else {HEADER_FIELD: recorder.fitter.full.path.name}
         fields = describe_environment() | {"started_unix_ns": started, **details, **named}
         (header,) = recorder.pending.outgoing(Header(fields))

@@ -7,7 +7,6 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
-from time import perf_counter_ns
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -24,6 +23,7 @@ from opgrip.capture.recording.graph_templates import KeptGraph, kept_graphs
 from opgrip.capture.recording.recorder import Recorder
 from opgrip.capture.writing.blocks import Blocks
 from opgrip.errors import raise_if_from_program
+from opgrip.platform import perf_counter_ns
 from opgrip.traces.schema.records import Context, Graph, Scope, Signature
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, fields
 from numbers import Integral
-from time import perf_counter_ns
+from threading import get_ident
 from typing import Any
 
 from opgrip.capture.recording.recorder import Recorder
+from opgrip.platform import perf_counter_ns
 
 
 class Watching:
@@ -28,7 +28,7 @@ class Watching:
         self._recorder.set_idle(False)
         if self._is_on:
             return
-        self._is_on, self._thread = True, threading.get_ident()
+        self._is_on, self._thread = True, get_ident()
         began = perf_counter_ns()
         with ExitStack() as hooks:
             for watch in self.watches:
@@ -41,7 +41,7 @@ class Watching:
     def pause(self) -> None:
         if self._is_on:
             self._recorder.set_idle(True)
-            if not self._with_mode or threading.get_ident() == self._thread:
+            if not self._with_mode or get_ident() == self._thread:
                 # only its own thread can remove a mode; in other threads, everything becomes idle instead
                 self._is_on = False
                 began = perf_counter_ns()

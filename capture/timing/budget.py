@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from time import perf_counter_ns, thread_time_ns
+
+from opgrip.platform import perf_counter_ns, thread_time_ns
 
 BURST_S = 20.0  # a capture may spend at once what its share allows in this time in seconds; it starts with this credit
 # part of the share that is spent, because up to a third of the extra time of recorded steps appeared in no measurement

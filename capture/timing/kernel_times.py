@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from time import perf_counter_ns, time_ns
+from threading import get_ident, get_native_id
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,6 +18,7 @@ from opgrip.capture.program.accelerators import KINDS, GraphCaptures, is_capturi
 from opgrip.capture.program.patches import Patches
 from opgrip.capture.torch_compat.torch_private import PREPARE_PROFILER
 from opgrip.errors import UserError, one_line, raise_if_from_program
+from opgrip.platform import perf_counter_ns, time_ns
 from opgrip.platform.activity_records import (
     ID_BITS,
     ActivityProfile,
@@ -66,7 +66,7 @@ class KernelTimes:
         self._ended_ns = -1
 
     def __enter__(self) -> KernelTimes:
-        self._thread, self._is_entered = threading.get_ident(), True
+        self._thread, self._is_entered = get_ident(), True
         # first ask what is started, because asking for activities initializes an accelerator
         started = [kind for kind in KINDS if is_started(kind)]
         if self._is_required or (started and not recorded_activities().keys().isdisjoint(started)):
@@ -88,7 +88,7 @@ class KernelTimes:
         try:
             profile.start()
             self._has_own_kernels = self._launch_first()
-            self._profile, self._thread = profile, threading.get_ident()
+            self._profile, self._thread = profile, get_ident()
             self._started_ns, self._ended_ns, self._calls_in_window = perf_counter_ns(), FOREVER_NS, 0
             for module, name in PREPARE_PROFILER:
                 self._patches.replace(module, name, self._giving_way)
@@ -110,7 +110,7 @@ class KernelTimes:
     def renew(self, graphs: GraphCaptures) -> None:
         """Start a new profile after many calls, because a profile's records stay in memory until it stops."""
         is_long = self._profile is not None and self._calls_in_window > MOST_CALLS_OF_WINDOW
-        if is_long and threading.get_ident() == self._thread:
+        if is_long and get_ident() == self._thread:
             # a graph that any thread captures would be lost if this waited for the device
             with graphs.question() as may_ask:
                 if may_ask:
@@ -122,7 +122,7 @@ class KernelTimes:
         def prepare(*args: Any, **kwargs: Any) -> Any:
             if self._profile is not None:
                 self.failure = "the program started its profiler, after which no kernel is recorded"
-                if threading.get_ident() == self._thread:
+                if get_ident() == self._thread:
                     self._stop()
                 else:
                     self._abandon()
@@ -170,7 +170,7 @@ class KernelTimes:
 
     def expect(self, signature: int, device: torch.device, graphs: GraphCaptures) -> bool:
         if self._profile is None and not self._is_required:
-            is_here = self._is_entered and threading.get_ident() == self._thread
+            is_here = self._is_entered and get_ident() == self._thread
             # a profile may wait for the device when it begins, which would end a graph's capture
             if not is_here or is_capturing(device.type) or device.type not in recorded_activities():
                 return False
@@ -414,4 +414,4 @@ def clock_distance_ns() -> int:
 
 def identities_here() -> tuple[int, int]:
     """Return the numbers by which an accelerator's records may identify this thread."""
-    return threading.get_native_id(), threading.get_ident() & ID_BITS
+    return get_native_id(), get_ident() & ID_BITS

@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import resource
 from collections.abc import Callable, Mapping, Sequence
-from time import perf_counter_ns
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from opgrip.platform import perf_counter_ns
 from opgrip.platform.contention import TICK_NS, is_slow
 
 LARGE = 1 << 16  # minimum size in bytes of a tensor whose page faults are counted; smaller ones are rarely in new pages

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from ctypes import memmove
 from dataclasses import replace
 from functools import partial
 from mmap import PAGESIZE
+from os import getpid, kill, posix_fallocate
 from pathlib import Path
+from threading import current_thread, get_ident, main_thread
 from types import FrameType
 from typing import Any
 
@@ -107,7 +107,7 @@ class FlightRecorder(Flusher):
         self._open_next().discard()
 
     def flush(self, pause_s: float = 0.0) -> None:
-        if os.getpid() != self.recorder.pid or self._is_broken:
+        if getpid() != self.recorder.pid or self._is_broken:
             return
         with self._turn():
             try:
@@ -118,7 +118,7 @@ class FlightRecorder(Flusher):
                 self.recorder.stop()
 
     def write_running(self) -> None:
-        if os.getpid() == self.recorder.pid and not self._is_broken and not self.learning:
+        if getpid() == self.recorder.pid and not self._is_broken and not self.learning:
             with self._turn():
                 self._mirror.add_running()
 
@@ -136,7 +136,7 @@ class FlightRecorder(Flusher):
         return next(iter(paths), None)
 
     def _dump(self, reason: str, always: bool, wait: bool) -> Path | None:
-        if os.getpid() != self.recorder.pid:
+        if getpid() != self.recorder.pid:
             return None
         with self._turn():
             try:
@@ -160,7 +160,7 @@ class FlightRecorder(Flusher):
             return path
 
     def dump_for_signal(self, name: str, always: bool, again: Callable[[], None]) -> bool:
-        if self._holder == threading.get_ident():
+        if self._holder == get_ident():
             self._later = again
             return False
         # do not wait forever: the writing thread may need a lock that this thread holds
@@ -184,7 +184,7 @@ class FlightRecorder(Flusher):
     @contextmanager
     def _turn(self) -> Iterator[None]:
         with self._writing:
-            self._holder = threading.get_ident()
+            self._holder = get_ident()
             try:
                 yield
             finally:
@@ -282,16 +282,15 @@ class RingFile:
         stem = partial_path(trace).name.removesuffix(".gz").removesuffix(".zst").removesuffix(".jsonl")
         self.path = trace.resolve().with_name(f"{stem}.ring")
         size = -(-size // PAGESIZE) * PAGESIZE
-        number = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        file = self.path.open("xb")
         try:
-            os.posix_fallocate(number, 0, size)
+            with file:
+                posix_fallocate(file.fileno(), 0, size)
             # `mmap` would keep a descriptor, which the program may close and use again
             self._storage = UntypedStorage.from_file(str(self.path), True, size)
         except BaseException:
             self.remove()
             raise
-        finally:
-            os.close(number)
         self._size, self._end = size, len(MAGIC)
         self._write(0, MAGIC)
 
@@ -453,7 +452,7 @@ class SignalWatch:
         self._active = False
 
     def __enter__(self) -> SignalWatch:
-        if threading.current_thread() is not threading.main_thread():
+        if current_thread() is not main_thread():
             self.refused = "the capture did not begin in the main thread"
             return self
         self._set, self._active = signal.signal, True
@@ -511,7 +510,7 @@ class SignalWatch:
             self._handled()
             return result
         self._set(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
+        kill(getpid(), number)
         return None
 
     def _notify(self, number: int, is_last: bool) -> bool:
@@ -569,7 +568,7 @@ class Flights:
         is_of_signal = self._was_signalled and isinstance(error, KeyboardInterrupt | SystemExit)
         if is_of_signal or not _is_failure(error):
             return
-        own = (os.getpid(), id(self))
+        own = (getpid(), id(self))
         marks: list[tuple[Any, ...]] = [getattr(item, WRITTEN, ()) for item in _chain(error)]
         was_written = [mark[2] for mark in marks if mark[:2] == own]
         if any(was_written) or (was_written and not always):

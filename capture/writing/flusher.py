@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import queue
-import threading
 from collections.abc import Callable, Iterable, Iterator
+from os import getpid
 from pathlib import Path
-from time import monotonic, perf_counter, perf_counter_ns, sleep, thread_time_ns
+from queue import Empty, SimpleQueue
+from threading import Event, Lock, Thread, get_ident, get_native_id
 
 from opgrip.capture.program.accelerators import describe_devices, started_devices
 from opgrip.capture.recording.recorder import Recorder
@@ -18,6 +17,7 @@ from opgrip.capture.writing.definitions import Definitions, RecordingLimits, par
 from opgrip.cli.command import counted
 from opgrip.cli.output_files import reason_of
 from opgrip.errors import UserError
+from opgrip.platform import monotonic, perf_counter, perf_counter_ns, sleep, thread_time_ns
 from opgrip.platform.contention import Contention
 from opgrip.traces.io.writer import TraceWriter, encode_line
 from opgrip.traces.schema.records import End, Record, listed
@@ -56,12 +56,12 @@ class Flusher:
         self._learns = learns
         self._held = Definitions(keeps_written=False) if limits or learns else None
         self._open_writer = open_writer
-        self._writing = threading.Lock()
-        self._stop = threading.Event()
+        self._writing = Lock()
+        self._stop = Event()
         # the thread's `is_alive` cannot be used: it returns False forever after an exception interrupts it
         self._running_in: int | None = None
-        self._jobs: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="opgrip-flusher", daemon=True)
+        self._jobs: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self._thread = Thread(target=self._run, name="opgrip-flusher", daemon=True)
 
     def open(self) -> TraceWriter:
         if self.writer is None:
@@ -72,7 +72,7 @@ class Flusher:
         self.open()
 
     def __enter__(self) -> Flusher:
-        self._running_in = os.getpid()
+        self._running_in = getpid()
         self._thread.start()
         return self
 
@@ -94,10 +94,10 @@ class Flusher:
 
     def run_job(self, job: Callable[[], object]) -> None:
         """Run a function in the writing thread and wait for it."""
-        if not self._is_running() or self._thread.ident == threading.get_ident():
+        if not self._is_running() or self._thread.ident == get_ident():
             job()
             return
-        done: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+        done: SimpleQueue[Exception | None] = SimpleQueue()
 
         def run() -> None:
             failure: Exception | None = None
@@ -112,14 +112,14 @@ class Flusher:
             try:
                 failure = done.get(timeout=ALIVE_S)
                 break
-            except queue.Empty:
+            except Empty:
                 if not self._is_running():
                     return
         if failure is not None:
             raise failure
 
     def _is_running(self) -> bool:
-        return self._running_in == os.getpid()
+        return self._running_in == getpid()
 
     def write_now(self) -> None:
         if not self.recorder.pending.is_held_here():
@@ -130,7 +130,7 @@ class Flusher:
         self.write_running()
 
     def flush(self, pause_s: float = 0.0) -> None:
-        if os.getpid() != self.recorder.pid or self.failure is not None:
+        if getpid() != self.recorder.pid or self.failure is not None:
             return
         if self.recorder.graphs.is_ongoing and not self._stop.is_set():
             # device times cannot be queried until the program has finished capturing its graph
@@ -334,7 +334,7 @@ class Flusher:
 
     def _run_jobs(self) -> None:
         # this thread only waits while the program uses the processors; that is not contention
-        self._contention = Contention(ignored=threading.get_native_id())
+        self._contention = Contention(ignored=get_native_id())
         with self.recorder.own_calls.lock:
             due_s = monotonic() + INTERVAL_S
             while True:
@@ -343,7 +343,7 @@ class Flusher:
                     if job is None:
                         return
                     job()
-                except queue.Empty:
+                except Empty:
                     # `finish` writes the rest
                     if not self._stop.is_set():
                         self.flush(PAUSE_S)

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import functools
 import mmap
-import os
 import resource
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from os import O_RDONLY, close, listdir, pread, sched_getaffinity, sysconf
+from os import open as open_file
 from pathlib import Path
-from time import perf_counter_ns, process_time_ns, sleep, thread_time_ns
 
 import numpy as np
 import torch
 
 from opgrip.cli.output_files import identity_of
+from opgrip.platform import perf_counter_ns, process_time_ns, sleep, thread_time_ns
 
 PROC = Path("/proc")
 # maximum share of a run that its threads may wait for processors in total, or that a hypervisor may take of all
@@ -25,7 +26,7 @@ SHARE = 0.05
 WAKING_NS = 100_000
 MOST_BY_OTHERS = 0.1  # share of this process's processors that other programs may use
 # unit of /proc/stat in ns, and error, in such units, of the time that other programs used processors
-STAT_NS, STAT_ERROR = 1_000_000_000 // os.sysconf("SC_CLK_TCK"), 2
+STAT_NS, STAT_ERROR = 1_000_000_000 // sysconf("SC_CLK_TCK"), 2
 # longest time in ns to wait for other threads, interval in ns of looking, and share of a processor they may use then
 SPIN_NS, LOOK_NS, MOST_SPINNING = 20_000_000, 50_000, 0.1
 # intervals in ns of listing threads, and of reading /proc/stat, which counts in steps of 10 ms
@@ -117,7 +118,7 @@ class Contention:
         self._look_at_others()
         if self._stolen > SHARE:
             return True
-        if (self._threads or torch.get_num_threads()) > len(os.sched_getaffinity(0)):
+        if (self._threads or torch.get_num_threads()) > len(sched_getaffinity(0)):
             # the threads also wait for each other
             return self._others > MOST_BY_OTHERS
         if not self._are_others_busy:
@@ -147,7 +148,7 @@ class Contention:
     def has_room(self) -> bool:
         """Return True if other programs recently left enough processors free for the measured threads."""
         self._look_at_others()
-        processors = len(os.sched_getaffinity(0))
+        processors = len(sched_getaffinity(0))
         threads = min(self._threads or torch.get_num_threads(), processors)
         return self._others * processors <= processors - threads + MOST_BY_OTHERS * threads
 
@@ -159,12 +160,12 @@ class Contention:
     def _list_threads(self) -> None:
         self._files = {thread: file for thread, file in self._files.items() if identity_of(file[0]) == file[1]}
         for process in ["self"] if self._workers is None else self._workers():
-            folder = self._proc / str(process) / "task"
+            folder = f"{self._proc}/{process}/task"
             with suppress(OSError):
-                for thread in os.listdir(folder):
+                for thread in listdir(folder):
                     if thread not in self._files and thread != self._ignored:
                         with suppress(OSError, ValueError):
-                            number = os.open(folder / thread / "schedstat", os.O_RDONLY)
+                            number = open_file(f"{folder}/{thread}/schedstat", O_RDONLY)
                             self._files[thread] = number, identity_of(number)
                             self._last[thread] = _waits_in(number)
 
@@ -176,14 +177,14 @@ class Contention:
             self.read()
         usage = self._read_usage()
         if usage is not None:
-            span_ns = (usage.at_ns - before.at_ns) * len(os.sched_getaffinity(0))
+            span_ns = (usage.at_ns - before.at_ns) * len(sched_getaffinity(0))
             others_ns = usage.busy_ns - before.busy_ns - (usage.own_ns - before.own_ns)
             self._others, self._stolen = others_ns / span_ns, (usage.stolen_ns - before.stolen_ns) / span_ns
             busy_ns = MOST_BY_OTHERS * (usage.at_ns - before.at_ns) + STAT_ERROR * STAT_NS
             self._usage, self._are_others_busy = usage, others_ns > busy_ns
 
     def _read_usage(self) -> Usage | None:
-        names = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+        names = {f"cpu{number}" for number in sched_getaffinity(0)}
         busy = stolen = 0
         try:
             for line in (self._proc / "stat").read_text(encoding="ascii").splitlines():
@@ -212,14 +213,14 @@ def let_threads_sleep() -> None:
 
 def _waits_in(number: int) -> tuple[int, int, int]:
     # returns ns on a processor, ns waiting for one, and number of waits
-    work_ns, time_ns, count = os.pread(number, 64, 0).split()
+    work_ns, time_ns, count = pread(number, 64, 0).split()
     return int(work_ns), int(time_ns), int(count)
 
 
 def _close(number: int, identity: tuple[int, int] | None) -> None:
     if identity_of(number) == identity:
         with suppress(OSError):
-            os.close(number)
+            close(number)
 
 
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from contextlib import suppress
+from json import JSONEncoder
+from json.encoder import c_make_encoder, encode_basestring  # type: ignore[attr-defined]
 from pathlib import Path
 from types import TracebackType
 from typing import IO, cast
@@ -17,13 +18,16 @@ from opgrip.traces.codec.call_blocks import CallBlock, record_of
 from opgrip.traces.codec.record_forms import to_json
 from opgrip.traces.schema.records import Calls, Header, Record
 
+# made once, because tests of programs replace functions of `json`
+_encode = c_make_encoder(None, JSONEncoder().default, encode_basestring, None, ":", ",", False, False, False)
+
 
 def encode_line(record: Record | CallBlock) -> bytes:
     if isinstance(record, CallBlock):
         record = record_of(record)
     if isinstance(record, Calls):
         return msgspec.json.encode(to_json(record)) + b"\n"
-    line = json.dumps(to_json(record), allow_nan=False, separators=(",", ":"), ensure_ascii=False)
+    line = "".join(_encode(to_json(record), 0))
     # lone surrogates, which file names can contain, are escaped to keep the file valid UTF-8
     return line.encode("utf-8", "backslashreplace") + b"\n"
 

@@ -19,6 +19,7 @@ from versions import shows_reductions
 
 from opgrip.capture import Capture
 from opgrip.traces import load
+from opgrip.traces.analysis.validation import validate
 from opgrip.traces.schema.arguments import GroupSpec, Opaque, ReductionSpec, leaves
 
 NO_RANK = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
@@ -273,3 +274,45 @@ def test_capture_leaves_files_alone_that_got_its_closed_descriptors(tmp_path: Pa
     assert (done.returncode, done.stderr) == (0, "")
     for name in ("a.jsonl", "b.jsonl.gz", "c.jsonl"):
         assert {"aten.sin.default", "aten.cos.default"} <= set(load(tmp_path / name, partial=False).calls["op"])
+
+
+REPLACES_FUNCTIONS = """
+import builtins, io, json, logging, os, queue, sys, threading, time
+from contextlib import ExitStack
+from types import BuiltinFunctionType, FunctionType, ModuleType
+from unittest import mock
+import torch
+from opgrip.capture import Capture
+
+def is_callable(value): return isinstance(value, (BuiltinFunctionType, FunctionType)) or isinstance(value, type)
+
+def replaced(fake):
+    stack = ExitStack()
+    # as freezegun does
+    clocks = {id(getattr(time, name)) for name in ("monotonic", "perf_counter", "perf_counter_ns", "time_ns", "sleep")}
+    for module in [module for module in sys.modules.values() if isinstance(module, ModuleType)]:
+        for name, value in list(vars(module).items()):
+            if id(value) in clocks or (module in REPLACED and name[0] != "_" and is_callable(value)):
+                stack.enter_context(mock.patch.object(module, name, fake))
+    return stack
+
+REPLACED = json, json.encoder, os, os.path, time, threading, logging, io
+for number, options in enumerate([{}, {"values": "full"}, {"write_ahead": True}]):
+    with Capture(f"{number}.jsonl", **options) as capture:
+        x = torch.ones(3).sin()
+        fake = mock.Mock(side_effect=OSError("replaced"))
+        with replaced(fake), mock.patch.object(builtins, "open", fake), mock.patch.object(queue, "SimpleQueue", fake):
+            x.cos().reshape(1, 3).matmul(torch.ones(3, 3))
+            capture._flusher.write_now()
+        x.tan()
+"""
+
+
+def test_functions_of_python_that_a_program_replaces_do_not_change_the_trace(tmp_path: Path) -> None:
+    done = run_program(REPLACES_FUNCTIONS, tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    for path in [tmp_path / f"{number}.jsonl" for number in range(3)]:
+        calls = load(path, partial=False).calls
+        assert list(calls["op"].str.split(".").str[1]) == ["ones", "sin", "cos", "view", "ones", "mm", "tan"]
+        assert calls["start_ns"].is_monotonic_increasing and (calls["duration_ns"] > 0).all()
+        assert validate(path).findings == []
