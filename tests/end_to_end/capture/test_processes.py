@@ -314,5 +314,6 @@ def test_functions_of_python_that_a_program_replaces_do_not_change_the_trace(tmp
     for path in [tmp_path / f"{number}.jsonl" for number in range(3)]:
         calls = load(path, partial=False).calls
         assert list(calls["op"].str.split(".").str[1]) == ["ones", "sin", "cos", "view", "ones", "mm", "tan"]
-        assert calls["start_ns"].is_monotonic_increasing and (calls["duration_ns"] > 0).all()
+        assert calls["start_ns"].is_monotonic_increasing
+        assert (calls["duration_ns"] > 0).all()
         assert validate(path).findings == []
