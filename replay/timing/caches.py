@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import dropwhile
 from time import perf_counter_ns
 
 import torch
@@ -17,6 +18,7 @@ MOST = 256 << 20  # maximum size of a cache in bytes, because some machines repo
 PARTS, READS = 8, 5  # number of sizes at which reading is timed, up to the size of the last cache, and of reads
 ROW = 64 << 10  # bytes of a row of the buffer that is read
 NEAR_BYTES, NEAR_SHARE = 256 << 10, 0.2  # bytes, and share of a distance, by which a distance may be off
+KEPT_BYTES = 1 << 20  # bytes of other memory whose use leaves memory in the caches of one core
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,24 +27,21 @@ class MemoryUse:
 
     size : number of bytes that it uses
     distance : number of bytes of other memory that are used between it and the run
-    age : number of bytes that were used since the memory's last use; None if unknown
+    age : number of bytes that were used since the memory's last use
     """
 
     size: int
     use: Callable[[], object]
     distance: int = 0
-    age: int | None = None
+    age: int = 0
 
     @classmethod
     def of(cls, memory: Sequence[torch.Tensor], distance: int, age: int) -> MemoryUse:
         return cls(sum(part.numel() for part in memory), partial(_use, memory), distance, age)
 
-    def is_near(self, most: int, used: int) -> bool:
-        """Return True if it needs no use before the run, if `used` more bytes are used."""
-        if self.age is None:
-            return used == 0
-        near = max(NEAR_BYTES, NEAR_SHARE * self.distance)
-        return abs(min(self.age + used, most) - min(self.distance, most)) <= near
+    def is_near(self, most: int) -> bool:
+        distance = min(self.distance, most)
+        return abs(min(self.age, most) - distance) <= max(NEAR_BYTES, NEAR_SHARE * distance)
 
 
 class Caches:
@@ -72,15 +71,14 @@ class Caches:
 
         before : the preceding calls as one use of memory; None if they have just run
         """
-        if before is None and all(use.is_near(self.most, 0) for use in uses):
-            return
-        # memory that was used too recently is not used again, because a cache keeps lines that are used often
-        missing = max([0, *(min(use.distance, self.most) - use.age for use in uses if use.age is not None)])
-        near = [use for use in uses if use.distance < self.most and not use.is_near(self.most, missing)]
-        near.sort(key=lambda use: -use.distance)
+        uses = sorted(uses, key=lambda use: -min(use.distance, self.most))
+        # a use also ages the memory that the program used after it
+        uses = list(dropwhile(lambda use: use.is_near(self.most), uses))
+        # memory that runs have used again and again stays in a cache for longer, so it is evicted first
+        self._read(self.most - min([use.age for use in uses if use.distance >= KEPT_BYTES], default=self.most))
+        near = [use for use in uses if use.distance < self.most]
         needs = [use.distance + use.size for use in near] + [0]
         before_size = 0 if before is None else before.size
-        self._read(missing - max(before_size, *needs))
         for use, need in zip(near, needs[1:], strict=True):
             if before is not None and use.distance < before_size / 2:
                 before.use()

@@ -10,6 +10,7 @@ from time import perf_counter_ns
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
 
 from opgrip.errors import one_line
 from opgrip.replay.operators.devices import (
@@ -29,6 +30,7 @@ from opgrip.replay.timing.timing_options import EVENTS
 T = TypeVar("T")
 
 # data whose checksum takes some microseconds to compute: constant work in the nearest cache
+SMALL = torch.zeros(4, 4)
 PROBE = bytes(range(256)) * 64
 SLOWED = 4 / 3  # ratio of a probe's duration to the shortest one, from which on the core counts as slowed or contended
 
@@ -148,6 +150,7 @@ class Stopwatch:
         span.begin()
         if len(runs) == 1:
             args, kwargs = runs[0]
+            _handle(args)
             start = perf_counter_ns()
             result = function(*args, **kwargs)
             self.synchronize()
@@ -212,6 +215,14 @@ def on_deeper_stack(frames: int, function: Callable[..., T], *args: Any) -> T:
         return function(*args)
     # calls between Python functions may use no C stack, those from C to Python do
     return partial(on_deeper_stack, frames - 1, function, *args)()
+
+
+def _handle(args: Sequence[Any]) -> None:
+    # as a program has just done: it has called another operator, and handled the arguments
+    for value in args:
+        if isinstance(value, torch.Tensor):
+            value.is_contiguous()
+    torch.ops.aten.add.Tensor(torch.ops.aten.view.default(SMALL, [-1]), 1)
 
 
 def _run_all(function: Function, runs: Sequence[Arguments]) -> None:

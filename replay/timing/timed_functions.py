@@ -237,7 +237,8 @@ class TimedFunction:
             if distance is not None
         ]
         if place.of_result is not None and self.result_bytes:
-            uses.append(MemoryUse(self.result_bytes, partial(_write, self.result_bytes, device), place.of_result))
+            write = partial(_write, self.result_bytes, device)
+            uses.append(MemoryUse(self.result_bytes, write, place.of_result, used - self.used_at))
         if self.enter is not None and uses:
             # it has memory of its own, which was just written, or which only a run uses
             distance = max(use.distance for use in uses)
