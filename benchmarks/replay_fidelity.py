@@ -112,7 +112,7 @@ def measure(name: str, steps: int, threads: int, device: str) -> tuple[list[Row]
     of_sequence = Part(sequence.value.frame, sequence.others)
     return [
         row,
-        *(_row(f"replay, {kind}", captured, part, floor, "-") for kind, part in rows.items()),
+        *(_row(f"replay, {kind}", captured, part, floor, _share(part)) for kind, part in rows.items()),
         *(_row_of_selection(top, rows[RECORDED], part) for top, part in selected.items()),
         _row("in the sequence", captured, of_sequence, floor, _total(sequence, alone_ms)),
     ], None if rows[RECORDED].is_disturbed else _worst(captured, rows[RECORDED].value)
@@ -136,6 +136,12 @@ def _row_of_selection(top: int, whole: Part[pd.DataFrame], part: Part[pd.DataFra
     off = (both["median_us"] / both["median_us_whole"] - 1).abs()
     figure = part.figure(whole.figure(f"{off.median():.1%} off, at most {off.max():.0%}"))
     return ("", "", "", f"replay, --top {top}", "-", "-", "-", figure)
+
+
+def _share(part: Part[pd.DataFrame]) -> str:
+    rows = part.value.dropna(subset=["median_us", "captured_us"])
+    replayed, captured = ((rows["count"] * rows[name]).sum() for name in ("median_us", "captured_us"))
+    return part.figure(f"{replayed / captured:.2f} of the captured")
 
 
 def _total(sequence: Part[Results], alone_ms: Part[float]) -> str:

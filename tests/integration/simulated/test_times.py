@@ -108,3 +108,20 @@ def test_copies_and_new_tensors_have_device_times(tmp_path: Path) -> None:
             there.new_ones(2)
     trace = load(tmp_path / "t.jsonl", partial=False)
     assert trace.calls["device_ns"].notna().all()
+
+
+@on_simulator(SIM_DURATIONS="aten::mm=20", SIM_CACHE=str(1 << 20))
+def test_weights_are_in_the_cache_as_in_the_program_whatever_is_replayed(tmp_path: Path) -> None:
+    small, large = torch.rand(2, 64, device="sim:0"), torch.rand(2, 256, device="sim:0")
+    kept, streamed = torch.rand(64, 64, device="sim:0"), [torch.rand(256, 256, device="sim:0") for _ in range(8)]
+    with Capture(tmp_path / "t.jsonl"):
+        for _ in range(3):
+            for weight in streamed:
+                large @ weight
+                small @ kept
+    for options in ([], ["--top", "1"], ["--exec-mode", "graph"]):
+        out = tmp_path / "r.json"
+        assert opreplay([str(tmp_path / "t.jsonl"), "--op", "aten.mm*", "-fo", str(out), *options]) == 0
+        rows = {row["shapes"].split()[0]: row["median_us"] for row in json.loads(out.read_text())["results"]}
+        assert 52 < rows["float32[2,256]"] < 53.1
+        assert rows.get("float32[2,64]", 20) < 20.1

@@ -51,7 +51,7 @@ struct Capture {
   CaptureMode mode;
   std::set<int> streams;
   std::vector<std::function<void()>> calls;
-  Time duration = 0;
+  Time duration = 0, missed = 0;
   std::string invalid; // why, where it is
 };
 using CapturePtr = std::shared_ptr<Capture>;
@@ -64,7 +64,7 @@ struct Launch {
 };
 int key_of(const c10::Stream& stream);
 std::string describe(int stream);
-Launch launch(const c10::Stream& stream, const std::string& op, std::optional<Time> duration = std::nullopt);
+Launch launch(const c10::Stream& stream, const std::string& op, std::optional<Time> duration = std::nullopt, Time missed = 0);
 bool query_stream(const c10::Stream& stream);
 void synchronize_stream(const c10::Stream& stream);
 void synchronize_device(Index device);

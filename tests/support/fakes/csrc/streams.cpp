@@ -63,14 +63,14 @@ std::string describe(int stream) {
   return "stream " + std::to_string(stream % kStreams) + " of sim:" + std::to_string(stream / kStreams);
 }
 
-Launch launch(const c10::Stream& stream, const std::string& op, std::optional<Time> duration) {
+Launch launch(const c10::Stream& stream, const std::string& op, std::optional<Time> duration, Time missed) {
   const auto device = stream.device_index();
   use(device);
   std::lock_guard guard(state_mutex());
   auto& self = state_of(stream);
   const auto known = state().durations.find(op);
   const Time takes =
-      duration.value_or(known == state().durations.end() ? state().default_duration : known->second);
+      duration.value_or(known == state().durations.end() ? state().default_duration : known->second) + missed;
   if (self.capture) {
     TORCH_CHECK(self.capture->invalid.empty(), "SIM error: the capture was invalidated: ", self.capture->invalid);
     self.capture->duration += takes;
