@@ -95,7 +95,19 @@ def _step(model: Any, options: ModelOptions) -> Callable[[Any], Any]:
         count = options.new_tokens or NEW_TOKENS
         # suppress the end token, which random weights would choose at random, so that the number of steps is fixed
         settings = {"max_new_tokens": count, "min_new_tokens": count, "do_sample": False, "num_beams": 1}
-        return torch.no_grad()(lambda inputs: model.generate(**inputs, **settings))
+        ranges: list[Any] = []
+
+        def begin(*_: Any) -> None:
+            ranges.append(torch.profiler.record_function("decode" if ranges else "prefill"))
+            ranges[-1].__enter__()
+
+        def generate(inputs: Any) -> Any:
+            ranges.clear()
+            return model.generate(**inputs, **settings)
+
+        model.register_forward_pre_hook(begin)
+        model.register_forward_hook(lambda *_: ranges[-1].__exit__(None, None, None))
+        return torch.no_grad()(generate)
     model.train()
     if options.run == LOSS:
         return lambda inputs: loss_of(model(**inputs))

@@ -32,6 +32,7 @@ examples:
   opgrip trace info trace:faster_rcnn
   opgrip trace info trace:faster_rcnn --top 30 | less
   opgrip trace info trace:faster_rcnn --by function --by line
+  opgrip trace info llama.jsonl --label decode --by signature
   opgrip trace info ranges.json --sample 100                  100 of the million cases that ranges.json describes
   opgrip trace info model.onnx                                  files of other tools: docs/formats.md
 """
@@ -52,6 +53,21 @@ def prepare(parser: argparse.ArgumentParser) -> None:
         action="append",
         help="print a table of times grouped by this; can be repeated (default: op and module)",
     )
+    parser.add_argument(
+        "--label",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="tables only of calls in record_function blocks whose labels match; can be repeated",
+    )
+    parser.add_argument(
+        "--phase",
+        action="append",
+        default=[],
+        choices=("forward", "backward", "optimizer"),
+        help="tables only of calls of this phase; can be repeated",
+    )
+    parser.add_argument("--json", action="store_true", help="print the tables as JSON, with all rows")
     add_capture(parser)
     add_output(parser, "write all rows of the tables to this file: .json or .csv")
     add_options(parser, Cut)
@@ -69,37 +85,63 @@ def run(args: argparse.Namespace) -> int:
     with Reporter(args.prog).reading(args.trace):
         reader = TraceReader(args.trace, args.unbounded, None, from_arguments(Cut, args), args.capture)
         trace = load(args.trace, args.partial, args.unbounded, reader)
-    for name, value in facts(trace):
-        print_line(f"{name:<12}{printable(value)}", sys.stdout, indent=12)
-    print()
-    if trace.distinct_calls["device_ns"].notna().any():
-        print_line(f"{DEVICE_TIME}; the column host us has their times on the host", sys.stdout)
     if KERNEL in tables and not trace.kernels:
         raise UserError(f"{args.trace} contains no kernels", "capture it on a GPU with --device-time kernels")
-    # without times, as in some files of other tools, shares are by number of calls
-    is_timed = trace.header.get("timed") is not False
-    summaries = {
-        by: trace.kernels_by_operator() if by == KERNEL else trace.summary(GROUPS[by].columns) for by in tables
-    }
-    for by, table in summaries.items():
-        title = f"{TABLES[by].title} by share of {'time' if is_timed else 'calls'} ({len(table)} in total)"
-        columns = [column for name, column in NUMBERS.items() if name in table and (is_timed or name not in TIMES)]
-        columns += [_place_column(name) for name in TABLES[by].columns]
-        print_table(columns, list(table.head(args.top).itertuples()), sys.stdout, title)
+    if KERNEL in tables and (args.label or args.phase):
+        raise UserError("kernels are recorded by signature, not by call", "leave out --label and --phase")
+    part = trace.filter(label=args.label, phase=args.phase) if args.label or args.phase else trace
+    if trace.call_count and not part.call_count:
+        raise UserError("no call matches --label and --phase", "see opgrip trace info --by label --by phase")
+    summaries = {by: _summary(part, by) for by in tables}
+    if args.json:
+        print(f'{{"facts": {json.dumps(list(facts(trace)))}, {_as_json(summaries).removeprefix("{")}')
+    else:
+        _print(trace, summaries, args.top)
     if args.output is not None:
         _write(summaries, args.output, args.force)
         report_output(args, counted(sum(map(len, summaries.values())), "row"))
     return 0
 
 
+def _summary(trace: Trace, by: str) -> pd.DataFrame:
+    from opgrip.replay.results.results import describe_shapes
+
+    if by == KERNEL:
+        return trace.kernels_by_operator()
+    if by != SIGNATURE:
+        return trace.summary(GROUPS[by].columns)
+    shapes = {item.number: describe_shapes(item) for item in trace.signatures}
+    table = trace.summary(("op", "signature")).drop(columns="signatures")
+    return table.assign(shapes=table.pop("signature").map(shapes))
+
+
+def _print(trace: Trace, summaries: Mapping[str, pd.DataFrame], top: int) -> None:
+    for name, value in facts(trace):
+        print_line(f"{name:<12}{printable(value)}", sys.stdout, indent=12)
+    print()
+    if trace.distinct_calls["device_ns"].notna().any():
+        print_line(f"{DEVICE_TIME}; the column host us has their times on the host", sys.stdout)
+    # without times, as in some files of other tools, shares are by number of calls
+    is_timed = trace.header.get("timed") is not False
+    for by, table in summaries.items():
+        title = f"{TABLES[by].title} by share of {'time' if is_timed else 'calls'} ({len(table)} in total)"
+        columns = [column for name, column in NUMBERS.items() if name in table and (is_timed or name not in TIMES)]
+        columns += [_place_column(name) for name in TABLES[by].columns]
+        print_table(columns, list(table.head(top).itertuples()), sys.stdout, title)
+
+
 def _write(summaries: Mapping[str, pd.DataFrame], path: Path, force: bool) -> None:
-    plain = {by: _without_surrogates(table, by) for by, table in summaries.items()}
     if path.suffix == ".csv":
-        (table,) = plain.values()
+        ((by, table),) = summaries.items()
+        table = _without_surrogates(table, by)
         write_text(csv_text(table.columns, table.itertuples(index=False)), path, force)
     else:
-        parts = (f"{json.dumps(by)}: {table.to_json(orient='records')}" for by, table in plain.items())
-        write_text(f"{{{', '.join(parts)}}}\n", path, force)
+        write_text(f"{_as_json(summaries)}\n", path, force)
+
+
+def _as_json(summaries: Mapping[str, pd.DataFrame]) -> str:
+    tables = {by: _without_surrogates(table, by).to_json(orient="records") for by, table in summaries.items()}
+    return f"{{{', '.join(f'{json.dumps(by)}: {table}' for by, table in tables.items())}}}"
 
 
 def _without_surrogates(table: pd.DataFrame, by: str) -> pd.DataFrame:
@@ -121,11 +163,15 @@ class Group:
     columns: tuple[str, ...]
 
 
+SIGNATURE = "signature"
 # tables by their name on the command line; a call in a backward pass is counted with the forward code that caused it
 GROUPS = {
     "op": Group("operators", ("op",)),
     "module": Group("modules", ("module", "phase")),
     "function": Group("functions", ("function", "file", "phase")),
+    "phase": Group("phases", ("phase",)),
+    "label": Group("innermost labels", ("label",)),
+    SIGNATURE: Group("signatures", ("op", "shapes")),
     "device": Group("devices", ("device",)),
     "stream": Group("streams", ("device", "stream")),
     "line": Group("lines", ("file", "line", "function", "phase")),
@@ -154,6 +200,8 @@ LEAST = {
     "file": 16,
     "line": 0,
     "phase": 8,
+    "label": 16,
+    "shapes": 16,
     KERNEL: 24,
 }
 
@@ -357,7 +405,7 @@ def _count_by_reason(items: list[Dropped]) -> str:
 
 
 def _place_column(name: str) -> TableColumn:
-    empty = {"module": "(root)", "function": "(none)"}.get(name, "")
+    empty = {"module": "(root)", "function": "(none)", "label": "(none)"}.get(name, "")
 
     def text(row: Any) -> str:
         import pandas as pd

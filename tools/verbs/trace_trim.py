@@ -64,6 +64,13 @@ def prepare_trim(parser: argparse.ArgumentParser) -> None:
         help="keep only calls of operators whose names match, such as 'aten.index*'; can be repeated",
     )
     parser.add_argument(
+        "--label",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="keep only calls in record_function blocks whose labels match; can be repeated",
+    )
+    parser.add_argument(
         "--time",
         type=span,
         metavar="START:END",
@@ -78,7 +85,7 @@ def prepare_trim(parser: argparse.ArgumentParser) -> None:
 
 @verb(
     "trace trim",
-    "write a part of a trace, selected by step, phase, module, operator or time",
+    "write a part of a trace, selected by step, phase, module, operator, label or time",
     TRIM_EXAMPLES,
     prepare_trim,
 )
@@ -86,7 +93,7 @@ def run_trim(args: argparse.Namespace) -> int:
     from opgrip.traces.analysis.trim import TracePart, trim
 
     check_writable(args.output, args.force)
-    part = TracePart(args.steps, tuple(args.phase), tuple(args.module), tuple(args.op), args.time)
+    part = TracePart(args.steps, tuple(args.phase), tuple(args.module), tuple(args.op), args.time, tuple(args.label))
     with Reporter(args.prog).reading(args.trace):
         trimmed = trim(args.trace, args.output, part, args.with_producers, args.force, args.partial, args.unbounded)
     of_calls = f"{trimmed.calls:,} of {counted(trimmed.of_calls, 'call')}"

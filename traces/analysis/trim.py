@@ -47,6 +47,7 @@ from opgrip.traces.schema.records import (
 from opgrip.traces.table.call_source import concatenated, or_all, selected
 from opgrip.traces.table.profiler_labels import is_mark, is_operator
 from opgrip.traces.table.step_starts import StepStarts, reported_starts, step_starts
+from opgrip.traces.table.trace import Trace, load
 
 COLUMNS = ("thread", "signature", "scope", "start_ns", "tensors", "storages")
 
@@ -157,7 +158,7 @@ class TracePart:
     """Conditions that select a part of a trace; a selected call meets all of them.
 
     steps : indices of the first step and of the step after the last one; None for the end of the trace
-    phases, modules, ops : shell patterns, of which one must match; empty for all
+    phases, modules, ops, labels : shell patterns, of which one must match; empty for all
     time_ns : range of start times, counted from the start of the capture; None for the end of the trace
     """
 
@@ -166,13 +167,14 @@ class TracePart:
     modules: Sequence[str] = ()
     ops: Sequence[str] = ()
     time_ns: tuple[int, int | None] | None = None
+    labels: Sequence[str] = ()
 
     def as_json(self) -> dict[str, Any]:
         values = {name: getattr(self, name) for name in self.__slots__}
         return {name: list(value) for name, value in values.items() if value}
 
 
-def selected_calls(outline: Outline, part: TracePart) -> Flags:
+def selected_calls(outline: Outline, part: TracePart, is_labeled: Flags | None = None) -> Flags:
     flags = np.ones(len(outline.start_ns), dtype=np.bool_)
     if part.ops:
         flags &= _matching(outline, part.ops, "op", outline.op_of, outline.signature)
@@ -182,11 +184,21 @@ def selected_calls(outline: Outline, part: TracePart) -> Flags:
         flags &= _matching(outline, part.phases, "phase", outline.phase_of, outline.scope)
     if part.time_ns is not None:
         flags &= within(outline.start_ns, part.time_ns)
+    if is_labeled is not None:
+        flags &= is_labeled
     if part.steps is not None:
         flags &= _of_steps(outline, part.steps)
     if not flags.any():
         raise UserError("no call matches all conditions", "see opgrip trace info")
     return with_inner_calls(outline, flags)
+
+
+def _labeled(trace: Trace, labels: Sequence[str]) -> Flags:
+    """Return the flags of calls within a label, in file order."""
+    starts = concatenated([block.start_ns for block in trace.source])
+    flags = np.empty(len(starts), dtype=np.bool_)
+    flags[np.argsort(starts, kind="stable")] = trace.within_labels(lambda label: matches(label, labels))
+    return flags
 
 
 def with_inner_calls(outline: Outline, flags: Flags) -> Flags:
@@ -323,7 +335,8 @@ def trim(
     unbounded: bool = False,
 ) -> Trimmed:
     outline = read_outline(TraceReader(path, unbounded), partial)
-    flags = selected_calls(outline, part)
+    is_labeled = _labeled(load(path, partial, unbounded), part.labels) if part.labels else None
+    flags = selected_calls(outline, part, is_labeled)
     flow = KeptFlow(outline)
     counted = np.isin(outline.signature, _counted_signatures(outline.signatures, outline))
     selected_count = int((flags & counted).sum())

@@ -71,15 +71,30 @@ def labeled(
 ) -> pd.Series[bool]:
     """Return a mask of the calls that ran within a selected `record_function` label; `calls` are in start order."""
     within, starts_ns = np.zeros(len(calls), dtype=np.bool_), calls["start_ns"].to_numpy()
-    threads = calls.groupby(["process", "thread"], sort=False, dropna=False, observed=True).ngroup().to_numpy()
+    threads = _threads(calls)
     spans: list[tuple[int, int]] = []
     for first, stop, label in _ranges(calls, threads, {signature.number: signature for signature in signatures}):
         if is_selected(label):
-            within[first:stop] |= threads[first:stop] == threads[first]
+            # the row after the last one closes the label
+            within[first : stop + 1] |= threads[first : stop + 1] == threads[first]
             spans.append((starts_ns[first], starts_ns[min(stop, len(calls) - 1)]))
     of_autograd = np.flatnonzero(calls["thread"].astype(str).str.startswith(AUTOGRAD))
     within[of_autograd] |= _are_in_spans(starts_ns[of_autograd], spans)
     return pd.Series(within, index=calls.index)
+
+
+def innermost_labels(calls: pd.DataFrame, signatures: Iterable[Signature]) -> pd.Series[Any]:
+    """Return the label of the innermost `record_function` block around each call; `calls` are in start order."""
+    labels, threads = np.full(len(calls), "", dtype=object), _threads(calls)
+    of_autograd = calls["thread"].astype(str).str.startswith(AUTOGRAD).to_numpy()
+    for first, stop, label in sorted(_ranges(calls, threads, {item.number: item for item in signatures})):
+        labels[first:stop][(threads[first:stop] == threads[first]) | of_autograd[first:stop]] = label
+    return pd.Series(labels, index=calls.index, dtype=object)
+
+
+def _threads(calls: pd.DataFrame) -> Integers:
+    numbers: Integers = calls.groupby(["process", "thread"], sort=False, dropna=False).ngroup().to_numpy(dtype=np.int64)
+    return numbers
 
 
 def _are_in_spans(times: Integers, spans: list[tuple[int, int]]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:

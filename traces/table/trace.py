@@ -53,7 +53,7 @@ from opgrip.traces.table.call_table import (
     with_times,
 )
 from opgrip.traces.table.distinct_calls import NUMBER, distinct_calls, ordered_rows
-from opgrip.traces.table.profiler_labels import are_marks, label_of, labeled, own_calls
+from opgrip.traces.table.profiler_labels import are_marks, innermost_labels, label_of, labeled, own_calls
 from opgrip.traces.table.step_starts import call_filter, patterns_of, unfinished_calls
 from opgrip.traces.values import ValueModel
 
@@ -352,14 +352,18 @@ class Trace:
 
         Parameters
         ----------
-        by : columns of `calls`, to group by their values instead of by operator
+        by : columns of `calls`, to group by their values instead of by operator; `label` is the innermost label of
+            `record_function`
         """
+        names = [by] if isinstance(by, str) else list(by)
         own = self.own_distinct_calls
+        if "label" in names:
+            own = own_calls(self.calls.assign(label=innermost_labels(self.calls, self.signatures), **{COUNT: 1}))
         counts = own[COUNT]
         typical_ns = own["signature"].map(quantiles(own["time_ns"], own["signature"], counts))
         weighed = {name: own[name] * counts for name in ("raw_ns", "duration_ns")}
         own = own.assign(typical_ns=typical_ns.astype(float) * counts, **weighed)
-        groups = own.groupby([by] if isinstance(by, str) else list(by), dropna=False)
+        groups = own.groupby(names, dropna=False)
         time_ns, calls = groups["typical_ns"].sum(), groups[COUNT].sum()
         # without times, each call has the same weight
         weights = time_ns if time_ns.any() else calls

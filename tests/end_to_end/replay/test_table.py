@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -141,6 +142,22 @@ def test_label_selects_the_calls_within_it(marked_trace: Path, labels: list[str]
     assert set(trace.filter(label=labels).calls["op"].value_counts().index) == operators
     assert {case.op for case in cases} == operators
     assert sum(case.share for case in cases) == pytest.approx(1)
+
+
+def test_trace_info_and_trim_select_by_label(marked_trace: Path, tmp_path: Path) -> None:
+    words = ("opgrip", "trace", "info", marked_trace, "--json", "--by", "label", "--by", "signature")
+    tables = json.loads(succeed(*words).stdout)
+    assert {row["label"]: row["calls"] for row in tables["label"]} == {"inner": 4, "after": 2, "": 2}
+    rows = json.loads(succeed(*words, "--label", "forward*", "--phase", "forward").stdout)["signature"]
+    assert {(row["op"], row["shapes"].split()[0]) for row in rows} == {
+        ("aten.ones.default", "[3]"),
+        ("aten.sin.default", "float32[3]"),
+    }
+    succeed("opgrip", "trace", "trim", marked_trace, "--label", "after", "-o", tmp_path / "part.jsonl")
+    part = load(tmp_path / "part.jsonl")
+    assert (part.labels.to_dict(), set(part.own_calls["op"])) == ({"after": 2}, {"aten.cos.default"})
+    # each label is closed as well
+    assert len(part.calls) - len(part.own_calls) == 4
 
 
 def test_unknown_label_is_reported_with_the_existing_labels(marked_trace: Path) -> None:

@@ -63,7 +63,9 @@ def test_text_is_generated_token_by_token(name: str, tmp_path: Path) -> None:
         text = program.step(program.inputs())
     assert len(decoded) == 3
     assert text.shape == (2, 4 if name == "t5" else 15)
-    assert len(load(tmp_path / "t.jsonl").calls) > 100
+    trace = load(tmp_path / "t.jsonl")
+    assert len(trace.calls) > 100
+    assert trace.labels.to_dict() == {"decode": 2, "prefill": 1}
 
 
 def test_cfg_options_reach_nested_configs() -> None:
