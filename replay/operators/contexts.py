@@ -133,17 +133,12 @@ def _flag(suffix: str, stack: ExitStack, value: Any) -> None:
         write_flag(suffix, value)
 
 
-def _flush_denormal(stack: ExitStack, value: Any) -> None:
-    if isinstance(value, bool):
-        _set(flushes_denormals, torch.set_flush_denormal, stack, value)
-
-
 _SETTERS: dict[str, Callable[[ExitStack, Any], None]] = {
     "matmul_precision": _precision,
     "fp32_precision": _fp32_precisions,
     "threads": _threads,
     "default_dtype": _default_dtype,
-    "flush_denormal": _flush_denormal,
+    "flush_denormal": partial(_set, flushes_denormals, torch.set_flush_denormal),
     **{
         name: partial(_flag, suffix)
         for name, suffix in (HOST_FLAGS | (CUDA_FLAGS if torch.backends.cuda.is_built() else {})).items()

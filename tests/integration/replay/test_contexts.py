@@ -86,7 +86,8 @@ def test_each_flag_is_recorded_as_it_is_restored(tmp_path: Path) -> None:
     assert [contexts[op]["flush_denormal"] for op in ("sin", "cos", "tan")] == [False, True, False]
     for suffix in (*HOST_FLAGS.values(), *CUDA_FLAGS.values()):
         value = flag_reader(suffix)()
-        write_flag(suffix, flag_text(value))
+        if value is not None:
+            write_flag(suffix, flag_text(value))
         assert flag_reader(suffix)() == value
 
 
