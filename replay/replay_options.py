@@ -268,6 +268,8 @@ def _target_of(args: argparse.Namespace) -> str:
 def options_of(args: argparse.Namespace) -> RunRequest:
     groups = {name: from_arguments(declared, args) for name, declared in OPTION_GROUPS.items()}
     requested = [item for item in analyses.values() if item.is_requested(from_arguments(item.options, args))]
+    if args.sandbox or args.operator:
+        groups["inputs"] = replace(groups["inputs"], trust=True)
     request = RunRequest(
         **groups,
         detail=args.debug,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from opgrip.cli.command import did_you_mean, seed
 from opgrip.cli.option_types import floating_dtype
 from opgrip.cli.options import CASES, IDENTITY, RUN, option, titled
-from opgrip.replay.operators.admission import TRUSTED_EXTENSIONS, extension_of
+from opgrip.replay.operators.admission import ALL_OF_TORCH, TRUSTED_EXTENSIONS, extension_of
 
 if TYPE_CHECKING:
     import torch
@@ -76,6 +76,12 @@ class InputOptions:
         metavar="MODULE|FILE",
         role=CASES,
     )
+    trust: bool = option(
+        False,
+        "also run private operators of torch that were not reviewed for accesses outside their tensors, for traces "
+        "that you trust; --sandbox runs them too",
+        role=CASES,
+    )
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -87,7 +93,7 @@ class InputOptions:
 
     @property
     def extensions(self) -> tuple[str, ...]:
-        return (*TRUSTED_EXTENSIONS, *self.extension)
+        return (*TRUSTED_EXTENSIONS, *self.extension, *((ALL_OF_TORCH,) if self.trust else ()))
 
 
 @dataclass(frozen=True, slots=True)

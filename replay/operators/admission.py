@@ -26,6 +26,7 @@ IMPORTED = 76  # exit status that confirms an import; if the module ends the pro
 MMCV = "mmcv._ext"
 # extension modules that a trace may use without being named by the user; an untrusted trace cannot add to them
 TRUSTED_EXTENSIONS = (MMCV,)
+ALL_OF_TORCH = "torch"  # among the extensions if operators of torch may run that were not reviewed
 
 
 # a trace may name any code of this machine, and what it does with it

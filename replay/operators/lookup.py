@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -9,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from inspect import signature as signature_of
+from pathlib import Path
 from types import BuiltinFunctionType, ModuleType
 from typing import Any
 
@@ -16,6 +18,7 @@ import torch
 
 from opgrip.errors import one_line
 from opgrip.replay.operators.admission import (
+    ALL_OF_TORCH,
     LOOK_FOR,
     TRUSTED_EXTENSIONS,
     Unsupported,
@@ -138,6 +141,13 @@ UNCHECKED = re.compile(
     r"|_(add|remove)_batch_dim|_cum(max|min)_helper|_cholesky_solve_helper|slow_conv_transpose\dd|embedding_bag_byte_prepack_with_rowwise_min_max"
 )
 
+# namespaces of kernels in C++, which may trust their arguments
+KERNELS = frozenset({"aten", "quantized", "quantization", "torchvision"})
+# where public operators are documented, with the beginnings of their names
+_PUBLIC = (
+    *((torch, ""), (torch.Tensor, ""), (torch.nn.functional, "")),
+    *((torch.special, "special_"), (torch.linalg, "linalg_"), (torch.fft, "fft_")),
+)
 _FILE_ARGUMENTS = re.compile(r"(file_?name|file|path|folder|directory|url|uri)s?")
 _NUMBERS = re.compile(r"int|float|bool|Tensor")
 _ADDRESS_ARGUMENTS = re.compile(r".*(data_ptr|pointer|address).*|ptr|\w+_ptr")
@@ -146,6 +156,19 @@ _ADDRESS_ARGUMENTS = re.compile(r".*(data_ptr|pointer|address).*|ptr|\w+_ptr")
 def _names_a_file(argument: Any) -> bool:
     # einsum's path is a list of integers
     return bool(_FILE_ARGUMENTS.fullmatch(argument.name)) and not _NUMBERS.search(str(argument.type))
+
+
+def is_private(function: Any) -> bool:
+    namespace, _, name = function._schema.name.partition("::")
+    if namespace not in KERNELS or name.startswith("_") or namespace == "torchvision":
+        return namespace in KERNELS and name.startswith("_")
+    names = ((place, name.removeprefix(start).removesuffix("_")) for place, start in _PUBLIC if name.startswith(start))
+    return not any(getattr(getattr(place, short, None), "__doc__", None) for place, short in names)
+
+
+@cache
+def _reviewed() -> frozenset[str]:
+    return frozenset(json.loads(Path(__file__).with_name("reviewed.json").read_text(encoding="utf-8")))
 
 
 def refusal(function: Any, extensions: Collection[str] = ()) -> str | None:
@@ -164,6 +187,8 @@ def refusal(function: Any, extensions: Collection[str] = ()) -> str | None:
         return "takes a memory address"
     if UNCHECKED.fullmatch(name):
         return "does not check which memory it accesses"
+    if ALL_OF_TORCH not in extensions and str(function) not in _reviewed() and is_private(function):
+        return "is private and was not reviewed: replay with --sandbox, or with --trust if you trust the trace"
     if not is_dispatched(function):
         return "is only for TorchScript"
     return None

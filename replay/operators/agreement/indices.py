@@ -88,7 +88,8 @@ def _in_sizes(indices: Tensor, call: Call) -> Tensor:
 
 def _images(rois: Tensor, call: Call) -> Tensor:
     images = next(iter(call.values())).shape[0] if "batch_size" not in call else call["batch_size"]
-    return torch.cat([_clamp(rois[:, :1].nan_to_num(), images - 1), rois[:, 1:]], 1)
+    # a coordinate that is not a number, or overflows, becomes any index
+    return torch.cat([_clamp(rois[:, :1].nan_to_num(), images - 1), rois[:, 1:].nan_to_num().clamp(-1e9, 1e9)], 1)
 
 
 def _bags(offsets: Tensor, call: Call) -> Tensor:
@@ -166,7 +167,12 @@ _BOUNDS: Mapping[str, Mapping[str, Bound]] = {
     },
     "_convert_indices_from_coo_to_csr": {"self": _below(lambda call: call["size"])},
     "_sparse_coo_tensor_with_dims_and_tensors": {"indices": _in_sizes},
-    "torchvision::{,_}{roi_align,roi_pool,ps_roi_align,ps_roi_pool}{,_backward}": {"rois": _images},
+    "torchvision::{,_}{roi_align,ps_roi_align,ps_roi_pool,roi_pool}": {"rois": _images},
+    "torchvision::_{roi_align,roi_pool,ps_roi_align,ps_roi_pool}_backward": {
+        "rois": _images,
+        "argmax": lambda places, call: places.clamp(-1, call["height"] * call["width"] - 1),
+        "channel_mapping": _below(lambda call: call["channels"]),
+    },
 }
 BOUNDS = {operator: bounds for names, bounds in _BOUNDS.items() for operator in expanded(names)}
 

@@ -204,6 +204,18 @@ _nested_compute_contiguous_strides_offsets
     nested_size: memory
 {,nan}median
     self: memory
+{lstm,gru,rnn_tanh,rnn_relu}
+    elements(batch_sizes) > 0 when is_tensor(batch_sizes); batch_sizes: memory
+torchvision::{,_}{roi_align,roi_pool,ps_roi_align,ps_roi_pool}{,_backward}
+    # coordinates that overflow become indices
+    rois: boxes 5; abs(spatial_scale) <= (1 if rois.dtype == float16 else 1e9)
+torchvision::_{roi_align,roi_pool,ps_roi_align,ps_roi_pool}_backward
+    min(batch_size, channels, height, width, pooled_height, pooled_width) > 0
+    rois argmax channel_mapping: memory; argmax channel_mapping: *grad.shape
+torchvision::_{roi_align,roi_pool}_backward
+    grad: boxes channels pooled_height pooled_width
+torchvision::_{ps_roi_align,ps_roi_pool}_backward
+    grad: boxes channels//(pooled_height*pooled_width) pooled_height pooled_width
 """
 
 
@@ -263,8 +275,8 @@ def _lstm_workspace(call: Call) -> tuple[int, ...]:
 
 
 _FUNCTIONS: Mapping[str, Any] = {
-    **{function.__name__: function for function in (len, max, min, prod, sum)},
-    **{str(dtype).removeprefix("torch."): dtype for dtype in (torch.int32, torch.int64, torch.uint8)},
+    **{function.__name__: function for function in (abs, len, max, min, prod, sum)},
+    **{str(dtype).removeprefix("torch."): dtype for dtype in (torch.int32, torch.int64, torch.uint8, torch.float16)},
     "broadcast": torch.broadcast_shapes,
     "torch_version": torch.__version__,
     "is_tensor": _is_tensor,

@@ -193,6 +193,34 @@ def test_inconsistent_sizes_are_refused(op: str, args: Any, kwargs: dict[str, An
         check_agreement(getattr(getattr(ATEN, packet), overload or "default"), args, kwargs)
 
 
+@pytest.mark.parametrize("sizes", [n(1).expand(3), n(0)], ids=["one element", "empty"])
+@pytest.mark.parametrize("op", ["lstm", "gru", "rnn_tanh", "rnn_relu"])
+def test_sizes_of_packed_sequences_have_their_own_memory(op: str, sizes: torch.Tensor) -> None:
+    with pytest.raises(Unsupported, match="batch_sizes"):
+        check_agreement(getattr(ATEN, op).data, (f(6, 3), sizes, f(1, 3, 4), [], True, 1, 0.0, False, False), {})
+
+
+ROI_POOL = """_roi_pool_backward(Tensor grad, Tensor rois, Tensor argmax, float spatial_scale, SymInt pooled_height,
+SymInt pooled_width, SymInt batch_size, SymInt channels, SymInt height, SymInt width) -> Tensor"""
+
+
+def test_gradients_of_regions_stay_in_the_image() -> None:
+    if hasattr(torch.ops.torchvision, "_roi_pool_backward"):
+        pytest.skip("torchvision is installed")
+    with torch.library._scoped_library("torchvision", "FRAGMENT") as library:
+        library.define(ROI_POOL)
+        function = torch.ops.torchvision._roi_pool_backward.default
+        places, rois = torch.full((1, 1, 2, 2), 10**8, dtype=torch.int32), torch.tensor([[7, torch.nan, 1e30, 0, 3]])
+        args = (f(1, 1, 2, 2), rois, places, 1.0, 2, 2, 1, 1, 4, 4)
+        check_agreement(function, args, {})
+        bound_indices(function, args, {})
+        assert places.unique().tolist() == [15]
+        assert rois.tolist() == [[0, 0, 1e9, 0, 3]]
+        for place, other in ((0, f(1, 1, 3, 2)), (2, places[..., :1].expand(1, 1, 2, 2)), (3, float("nan")), (8, 0)):
+            with pytest.raises(Unsupported):
+                check_agreement(function, (*args[:place], other, *args[place + 1 :]), {})
+
+
 def test_lstm_backward_requires_the_workspace_of_its_forward() -> None:
     if not torch.backends.mkldnn.is_available():
         pytest.skip("this torch has no oneDNN")

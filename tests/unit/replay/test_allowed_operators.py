@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from programs import run_python
+from programs import SHIPPED_TRACES, run_python
 
+from opgrip.replay.inputs.input_options import InputOptions
 from opgrip.replay.operators.admission import LOOK_FOR, Untrusted
 from opgrip.replay.operators.lookup import (
     BETWEEN_PROCESSES,
@@ -18,8 +19,11 @@ from opgrip.replay.operators.lookup import (
     OF_TORCH_ITSELF,
     Unsupported,
     find_operator,
+    is_private,
     refusal,
 )
+from opgrip.replay.replay_options import make_parser, options_of
+from opgrip.traces import load
 from opgrip.traces.schema.records import EXTENSION, OPERATOR, Signature
 
 # Words in names of operators that need a manual review.
@@ -142,6 +146,34 @@ def test_operators_of_other_packages_require_trust() -> None:
         assert find_operator(signature, ["strangers.ops"]).function is torch.ops.strangers.twice.default
         with pytest.raises(Unsupported, match="reads or writes files"):
             find_operator(Signature(0, OPERATOR, "strangers.write_file.default", (), {}), ["strangers"])
+
+
+def test_private_operator_runs_if_it_was_reviewed_or_the_trace_is_trusted() -> None:
+    with torch.library._scoped_library("aten", "FRAGMENT") as library:
+        library.define("_unreviewed(Tensor x) -> Tensor")
+        library.impl("_unreviewed", lambda x: x * 2, "CPU")
+        for op in ("aten._unreviewed.default", "aten.fbgemm_linear_int8_weight_fp32_activation.default"):
+            signature = Signature(0, OPERATOR, op, (), {})
+            with pytest.raises(
+                Unsupported, match="is private and was not reviewed: replay with --sandbox, or with --trust"
+            ):
+                find_operator(signature)
+            assert str(find_operator(signature, InputOptions(trust=True).extensions).function) == op
+        assert not is_private(torch.ops.aten.add.Tensor)
+        assert is_private(torch.ops.aten.lstm.data)
+    for words, trusted in (
+        (["t.jsonl"], False),
+        (["t.jsonl", "--sandbox"], True),
+        (["--operator", "aten._softmax"], True),
+    ):
+        assert options_of(make_parser().parse_args(words)).inputs.trust is trusted
+
+
+def test_operators_of_the_shipped_traces_are_allowed() -> None:
+    for trace in map(load, SHIPPED_TRACES):
+        for signature in trace.signatures:
+            if signature.kind == OPERATOR and signature.op.startswith(("aten.", "quantized.")):
+                find_operator(signature)
 
 
 def test_hint_names_only_installed_extensions_of_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
