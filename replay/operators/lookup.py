@@ -134,13 +134,6 @@ OF_TORCH_ITSELF = frozenset(
 )
 
 READS_OR_WRITES_FILES = frozenset({"from_file", "save", "load", "_save", "_load"})
-# views and steps inside other operators that access memory at offsets chosen by the caller
-UNCHECKED = re.compile(
-    r"_reshape_alias(_copy)?|_sparse_(coo|csr|csc|bsr|bsc|compressed)_tensor_unsafe|_nested_view_from_\w+"
-    r"|sparse_compressed_tensor|_sobol_engine_\w+|_thnn_differentiable_\w+|_compute_linear_combination"
-    r"|_(add|remove)_batch_dim|_cum(max|min)_helper|_cholesky_solve_helper|slow_conv_transpose\dd|embedding_bag_byte_prepack_with_rowwise_min_max"
-)
-
 # namespaces of kernels in C++, which may trust their arguments
 KERNELS = frozenset({"aten", "quantized", "quantization", "torchvision"})
 # where public operators are documented, with the beginnings of their names
@@ -185,7 +178,7 @@ def refusal(function: Any, extensions: Collection[str] = ()) -> str | None:
         return "reads or writes files"
     if any(_ADDRESS_ARGUMENTS.fullmatch(argument.name) for argument in schema.arguments):
         return "takes a memory address"
-    if UNCHECKED.fullmatch(name):
+    if name == "sparse_compressed_tensor":
         return "does not check which memory it accesses"
     if ALL_OF_TORCH not in extensions and str(function) not in _reviewed() and is_private(function):
         return "is private and was not reviewed: replay with --sandbox, or with --trust if you trust the trace"
