@@ -279,6 +279,7 @@ def _parse(line: bytes) -> Any:
 
 
 _RECORD = "record the program with opcapture"
+_SIMULATED = f"it has times and sizes, but no operators: {_RECORD}"
 _LISTED = "make a trace with opcapture; opgrip trace convert --formats lists which files of other tools are read"
 _EXPORT = "record a run of the model with opcapture; opcapture --model FILE.pt2 runs a program of torch.export"
 _UNPACK = "unpack it, and name a file in it"
@@ -327,17 +328,8 @@ _KINDS: Sequence[tuple[re.Pattern[bytes], tuple[str, str]]] = [
         (rb".{6}\0\0\{\"", "a file of safetensors", _RECORD),
         (rb"\s*<(?:!doctype html|html)", "an HTML page", "download the file itself"),
         (rb"\s*<\?xml", "XML", _LISTED),
-        (
-            rb"(?:\w+,)*comm_type,comm_group,",
-            "a workload of aicb, which has collectives without their operators",
-            _RECORD,
-        ),
-        (
-            rb"[A-Z_]{4,}(?:[ \t][^\n]*)?\r?\n\s*\d+\s*\r?\n",
-            "a workload of ASTRA-sim or SimAI, which has times and sizes of layers without their operators",
-            _RECORD,
-        ),
-        (rb"(?:train_iter|Emb|atten_\w+)\s*:", "times of layers for aicb, without their operators", _RECORD),
+        (rb"(?:\w+,)*comm_type,comm_group,|(?:train_iter|Emb|atten_\w+)\s*:", "a workload of aicb", _SIMULATED),
+        (rb"[A-Z_]{4,}(?:[ \t][^\n]*)?\r?\n\s*\d+\s*\r?\n", "a workload of ASTRA-sim or SimAI", _SIMULATED),
         (rb'\s*\{.*"nvbench"\s*:', "a result of nvbench", _RECORD),
         (rb'\s*\{.*"trace_hash"\s*:', "a result of opreplay", _RESULTS),
         (rb"(?:\s*#[^\n]*\n)*(?:\s*\w+\s*:[^\n{]*\n)*\s*\w+\s*:?\s*\{\s*\w+\s*[:{]", "a prototxt", _RECORD),

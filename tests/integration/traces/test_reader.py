@@ -309,7 +309,7 @@ KINDS = {
         "a workload of ASTRA-sim",
         "opcapture",
     ),
-    "layers": (b"train_iter:10\nEmb:\n    time_gpu_max: 857\n", "times of layers for aicb", "opcapture"),
+    "layers": (b"train_iter:10\nEmb:\n    time_gpu_max: 857\n", "a workload of aicb", "opcapture"),
     "nvbench": (json.dumps({"meta": {"version": {"nvbench": {}}}}, indent=1).encode(), "nvbench", "opcapture"),
     "results": (json.dumps({"trace": "a", "trace_hash": "b"}, indent=1).encode(), "of opreplay", "results show"),
     "rows": (b"case,op,median_us\n0,aten.add,1.5\n", "a result of opreplay", "opgrip results show"),
