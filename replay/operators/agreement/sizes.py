@@ -216,6 +216,11 @@ torchvision::_{roi_align,roi_pool}_backward
     grad: boxes channels pooled_height pooled_width
 torchvision::_{ps_roi_align,ps_roi_pool}_backward
     grad: boxes channels//(pooled_height*pooled_width) pooled_height pooled_width
+torchvision::_deform_conv2d_backward
+    weight: filters own rows columns; input: batch own*groups _ _; grad: batch filters height width; bias: filters
+    offset: batch 2*offset_groups*rows*columns height width
+    mask: batch offset_groups*rows*columns height width when use_mask
+    min(stride_h, stride_w, dilation_h, dilation_w, groups, offset_groups, rows, columns) > 0
 """
 
 

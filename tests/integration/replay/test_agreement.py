@@ -18,6 +18,7 @@ from opgrip.replay import load_results
 from opgrip.replay.operators.admission import Unsupported
 from opgrip.replay.operators.agreement import CHECKS, REVIEWED, check_agreement, check_graph, check_parts
 from opgrip.replay.operators.agreement.indices import bound_indices, bounded_arguments, bounding, check_indices
+from opgrip.replay.operators.agreement.sizes import required_sizes
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.records import OPERATOR, Calls, End, Record, Scope, Signature, Values
 from opgrip.traces.values.exact import Constant
@@ -219,6 +220,17 @@ def test_gradients_of_regions_stay_in_the_image() -> None:
         for place, other in ((0, f(1, 1, 3, 2)), (2, places[..., :1].expand(1, 1, 2, 2)), (3, float("nan")), (8, 0)):
             with pytest.raises(Unsupported):
                 check_agreement(function, (*args[:place], other, *args[place + 1 :]), {})
+
+
+def test_gradients_of_deformable_convolutions_have_the_sizes_of_the_forward() -> None:
+    tensors = {"grad": f(2, 4, 5, 5), "input": f(2, 6, 7, 7), "weight": f(4, 3, 3, 3), "offset": f(2, 36, 5, 5)}
+    sizes = dict.fromkeys(("stride_h", "stride_w", "dilation_h", "dilation_w"), 1)
+    call = {**tensors, "mask": f(2, 18, 5, 5), "bias": f(4), **sizes, "groups": 2, "offset_groups": 2, "use_mask": True}
+    name = "torchvision::_deform_conv2d_backward"
+    assert all(actual == expected for _, actual, expected in required_sizes(name, call, CHECKS[name]))
+    for changes in ({"offset": f(2, 18, 5, 5)}, {"mask": f(2, 18, 5, 4)}, {"grad": f(3, 4, 5, 5)}, {"stride_h": 0}):
+        checks = required_sizes(name, {**call, **changes}, CHECKS[name])
+        assert any(actual != expected for _, actual, expected in checks)
 
 
 def test_lstm_backward_requires_the_workspace_of_its_forward() -> None:
