@@ -180,10 +180,10 @@ def refusal(function: Any, extensions: Collection[str] = ()) -> str | None:
         return "takes a memory address"
     if name == "sparse_compressed_tensor":
         return "does not check which memory it accesses"
-    if ALL_OF_TORCH not in extensions and str(function) not in _reviewed() and is_private(function):
-        return "is private and was not reviewed: replay with --sandbox, or with --trust if you trust the trace"
     if not is_dispatched(function):
         return "is only for TorchScript"
+    if ALL_OF_TORCH not in extensions and str(function) not in _reviewed() and is_private(function):
+        return "is private and was not reviewed: replay with --sandbox, or with --trust if you trust the trace"
     return None
 
 
