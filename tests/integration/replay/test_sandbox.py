@@ -240,7 +240,7 @@ print(json.dumps([ends, devices, sorted(capabilities), os.getuid()]))
 def test_sandbox_stops_each_known_way_out(user: int | None) -> None:
     python = sys.executable if user is None else shutil.which("python3", path="/usr/bin:/bin")
     if python is None or (user is not None and os.getuid() != 0):
-        pytest.skip("needs root, and a Python that every user can run")
+        pytest.skip("only root can become another user, to run a Python that every user can run")
     with tempfile.TemporaryDirectory() as outside, tempfile.TemporaryDirectory() as hidden, ExitStack() as stack:
         Path(outside).chmod(0o755)
         for name, kind in (("stream", socket.SOCK_STREAM), ("datagram", socket.SOCK_DGRAM)):
