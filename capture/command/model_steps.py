@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -36,7 +36,9 @@ from opgrip.cli.options import arguments_of, from_arguments, refuse_options, wor
 from opgrip.cli.output_files import check_writable, reason_of
 from opgrip.cli.progress import QuietReporter, Reporter
 from opgrip.errors import UserError, cause_of, in_words_of_python, place_of
-from opgrip.traces.table.trace import Trace, load
+
+if TYPE_CHECKING:
+    from opgrip.traces.table.trace import Trace
 
 MOST_LEARNED = 2  # maximum number of warm-up steps in which the capture examines calls without recording them
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")  # suffixes of trace files
@@ -199,6 +201,9 @@ def capture(model: str | nn.Module, output: str | Path, inputs: Any = None, **op
             raise UserError(problem)
     for note in done.notes():
         warnings.warn(note, stacklevel=2)
+    # pandas must not delay the start of a recorded program
+    from opgrip.traces.table.trace import load
+
     return load(done.path, partial=False, unbounded=True)
 
 

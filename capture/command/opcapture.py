@@ -11,12 +11,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from time import perf_counter_ns
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from opgrip.capture.command.audit import CountDifference, audit
 from opgrip.capture.command.capture_options import SCRIPT, check_not_for_models
 from opgrip.capture.command.model_steps import (
     build,
@@ -38,8 +37,10 @@ from opgrip.cli.command import INTERRUPTED, USAGE_ERROR, counted
 from opgrip.cli.progress import Reporter
 from opgrip.errors import UserError
 from opgrip.platform.machine import measure_once
-from opgrip.traces.analysis.longtail import CaptureCost, bandwidth_of, find_longtail, print_longtail
-from opgrip.traces.table.trace import load
+
+if TYPE_CHECKING:
+    from opgrip.capture.command.audit import CountDifference
+    from opgrip.traces.analysis.longtail import CaptureCost
 
 MOST_NAMES = 4  # maximum number of files or operators that are listed by name; the others are only counted
 
@@ -203,6 +204,8 @@ def _run_model(args: argparse.Namespace, reporter: Reporter) -> int:
 def _audit(
     program: ModelProgram, capture: Capture, args: argparse.Namespace, reporter: Reporter
 ) -> list[CountDifference]:
+    from opgrip.capture.command.audit import audit
+
     with reporter.doing("auditing"):
         inputs = warm_up(program, args)
 
@@ -230,6 +233,10 @@ def _report(capture: Capture, reporter: Reporter, interrupted: bool = False) -> 
 
 
 def _print_longtail(capture: Capture, file: IO[str]) -> None:
+    # pandas must not delay the start of a recorded program
+    from opgrip.traces.analysis.longtail import bandwidth_of, find_longtail, print_longtail
+    from opgrip.traces.table.trace import load
+
     longtail = find_longtail([load(capture.path, unbounded=True)], bandwidth_of, own_cost())
     print_longtail(longtail, LONGTAIL_TOP, file)
 
@@ -240,6 +247,8 @@ LOW = 0.25  # quantile of the measured times; a low one, because other work on t
 
 def own_cost() -> CaptureCost:
     """Return the time that recording adds to a repeated call, measured now or earlier on this machine."""
+    from opgrip.traces.analysis.longtail import CaptureCost
+
     operator_ns, between_ns = measure_once("cost of capture", "cpu", _measure)
     return CaptureCost(operator_ns, between_ns)
 
@@ -254,6 +263,8 @@ def _measure() -> tuple[float, float]:
 
 
 def _measure_block(boxes: torch.Tensor) -> tuple[float, float]:
+    from opgrip.traces.table.trace import load
+
     plain = [_time(boxes) for _ in range(ROUNDS)]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "loop.jsonl"

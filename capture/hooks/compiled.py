@@ -16,11 +16,13 @@ from opgrip.capture.program.capture_choices import OPERATORS
 from opgrip.capture.program.patches import Patches
 from opgrip.capture.recording.recorder import Recorder
 from opgrip.capture.torch_compat.compiler_private import (
+    OrderlyMode,
     compiling_as_unwatched,
     leave_compiled,
     place_of_compiling,
     stance_here,
 )
+from opgrip.capture.torch_compat.torch_private import innermost_mode
 from opgrip.traces.schema.records import COMPILED
 
 _KERNEL = re.compile(r"^(\w+) = async_compile\.\w+\(|\b(extern_kernels\.\w+|torch\.ops(?:\.\w+)+)\(", re.MULTILINE)
@@ -77,6 +79,49 @@ class CompiledWatch:
             return mode.call(name, COMPILED, lambda: original(graph, inputs), tuple(inputs), {})
 
         return recorded
+
+
+class TracingWatch:
+    """A context in which dispatch modes are off while TorchScript traces: under a mode, some results are constants."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._patches = Patches()
+
+    def __enter__(self) -> TracingWatch:
+        for owner in (torch._C, torch._C.ScriptModule):
+            for name in _TRACERS & vars(owner).keys():
+                self._patches.replace(owner, name, self._stepping_aside)
+        return self
+
+    def __exit__(self, *ignored: object) -> None:
+        self._patches.undo()
+
+    def _stepping_aside(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def trace(*args: Any, **kwargs: Any) -> Any:
+            modes: list[OrderlyMode] = []
+            try:
+                while isinstance(mode := innermost_mode(), OrderlyMode):
+                    mode.__exit__(None, None, None)
+                    modes.append(mode)
+                if modes and not self._recorder.threads.idle:
+                    self._recorder.lost.count("torch.jit.trace", "a capture would change the traced graph")
+                return original(*args, **kwargs)
+            finally:
+                for mode in reversed(modes):
+                    mode.__enter__()
+
+        return trace
+
+
+# functions and methods of torch._C that run a program's function and make a graph of it
+_TRACERS = {
+    "_create_function_from_trace",
+    "_create_function_from_trace_with_dict",
+    "_create_graph_by_tracing",
+    "_create_method_from_trace",
+    "_create_method_from_trace_with_dict",
+}
 
 
 class _Eager:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Sequence
+from threading import RLock, local
 
 from opgrip.capture.torch_compat.torch_private import is_fake
 from opgrip.errors import interrupted_by, is_from_program, one_line, raise_if_from_program
@@ -13,18 +13,18 @@ from opgrip.traces.io.writer import encode_line
 from opgrip.traces.schema.records import ON_FAKE, Record
 
 
-class OwnCalls(threading.local):
+class OwnCalls(local):
     """Marks a thread while it runs operators for the capture itself, which are not recorded."""
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()
+        self.lock = RLock()
 
 
 class PendingRecords:
     """Records that must be written before the calls that refer to them."""
 
     def __init__(self, own_calls: OwnCalls, privacy: Policy | None = None, redacts_late: bool = False) -> None:
-        self.lock = threading.RLock()
+        self.lock = RLock()
         self.lines: list[tuple[Record, bytes]] = []
         self._own_calls = own_calls
         self._redaction = None if privacy is None else Redaction(privacy)
@@ -71,7 +71,7 @@ class LostCalls:
     without_work : calls on meta or fake tensors
     """
 
-    def __init__(self, lock: threading.RLock) -> None:
+    def __init__(self, lock: RLock) -> None:
         self.dropped: Counter[tuple[str, str]] = Counter()
         self.passed_by: Counter[tuple[str, str]] = Counter()
         self.without_values: Counter[tuple[str, str]] = Counter()

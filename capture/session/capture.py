@@ -20,7 +20,7 @@ from torch import nn
 
 from opgrip.capture.grip.gripping import Grips
 from opgrip.capture.grip.patterns import parse_pattern
-from opgrip.capture.hooks.compiled import CompiledWatch, OpaqueMode
+from opgrip.capture.hooks.compiled import CompiledWatch, OpaqueMode, TracingWatch
 from opgrip.capture.hooks.dispatch import RecordingMode
 from opgrip.capture.hooks.extensions import ExtensionWatch, TritonWatch
 from opgrip.capture.hooks.graphs import GraphWatch, StreamWatch
@@ -355,6 +355,7 @@ class Capture:
             GraphWatch(recorder),
             StreamWatch(recorder),
             CompiledWatch(recorder, compiled),
+            TracingWatch(recorder),
         ]
 
     def discard(self, if_empty: bool = False) -> None:

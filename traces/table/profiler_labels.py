@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-import pandas as pd
 
 from opgrip.cli.command import STEP
 from opgrip.traces.codec.call_blocks import Integers
 from opgrip.traces.schema.records import FUNCTION, Signature
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 MARKS = "profiler."  # prefix of the operators that only mark labels for a profiler
 ENTER, EXIT = "profiler._record_function_enter", "profiler._record_function_exit"
@@ -80,6 +82,8 @@ def labeled(
             spans.append((starts_ns[first], starts_ns[min(stop, len(calls) - 1)]))
     of_autograd = np.flatnonzero(calls["thread"].astype(str).str.startswith(AUTOGRAD))
     within[of_autograd] |= _are_in_spans(starts_ns[of_autograd], spans)
+    import pandas as pd
+
     return pd.Series(within, index=calls.index)
 
 

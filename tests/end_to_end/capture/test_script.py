@@ -56,6 +56,14 @@ def test_script_keeps_its_exit_status_and_the_trace_is_complete(folder: Path, fl
         assert not [line for line in lines if "runpy" in line or "capture/script" in line]
 
 
+def test_recording_imports_no_tables(tmp_path: Path) -> None:
+    text = (
+        "import atexit, sys, torch; torch.ones(2); atexit.register(lambda: print({'pandas', 'scipy'} & {*sys.modules}))"
+    )
+    (tmp_path / "a.py").write_text(text, encoding="utf-8")
+    assert run_command("opcapture", "--", "a.py", cwd=tmp_path, fresh=True).stdout == "set()\n"
+
+
 def test_module_runs_by_its_name(folder: Path) -> None:
     succeed("opcapture", "-o", "t.jsonl", "--", "-m", "package", cwd=folder)
     assert load(folder / "t.jsonl", partial=False).calls["op"].tolist() == ["aten.ones.default", "aten.sin.default"]

@@ -100,3 +100,27 @@ def test_compiled_module_is_recorded_by_region(tmp_path: Path) -> None:
     calls = load(tmp_path / "t.jsonl", partial=False).calls
     regions = calls[calls["kind"] == "compiled"]
     assert regions["phase"].value_counts().to_dict() == {"forward": 3, "backward": 3}
+
+
+def traced_operators() -> list[list[str]]:
+    x, y = torch.ones(1, 3, 8, 8), torch.ones(2, 3, 8)
+    conv = torch.nn.Conv2d(3, 3, 3)
+    graphs = [
+        torch.jit.trace(conv, x, check_trace=False).inlined_graph,
+        torch.jit.trace(lambda z: torch.conv2d(z, z), x).graph,
+        torch.jit._get_trace_graph(conv, x)[0],
+        torch.jit._get_trace_graph(torch.nn.Linear(8, 8), y)[0],
+    ]
+    return [[node.kind() for node in graph.nodes() if node.kind() != "prim::Constant"] for graph in graphs]
+
+
+def test_traced_graphs_are_as_without_a_capture(tmp_path: Path) -> None:
+    plain = traced_operators()
+    with Capture(tmp_path / "t.jsonl") as capture:
+        assert traced_operators() == plain
+        torch.ones(3).sin()
+    trace = load(tmp_path / "t.jsonl", partial=False)
+    assert trace.end is not None
+    assert [item.op for item in trace.end.dropped] == ["torch.jit.trace"]
+    assert capture.dropped >= len(plain)
+    assert trace.calls["op"].iloc[-1] == "aten.sin.default"
