@@ -135,7 +135,9 @@ def in_words_of_python() -> Iterator[None]:
 def _with_keywords(text: str) -> str:
     # JSON values, which need quotes in a shell
     text = re.sub(r"(--[a-z][a-z-]*) '(\{.*?\})'", r"\1\2", text)
-    return re.sub(r"--([a-z][a-z-]*)", lambda flag: _keyword(flag[1].replace("-", "_")), text)
+    # commands keep their options
+    words = r"(\bop(?:capture|replay|grip) [^;,]*)|--([a-z][a-z-]*)"
+    return re.sub(words, lambda word: word[1] or _keyword(word[2].replace("-", "_")), text)
 
 
 def _keyword(word: str) -> str:

@@ -160,7 +160,7 @@ def source_of(name: str) -> ModelSource:
         if source.matches(name):
             return source
     forms = "; ".join(source.form for source in model_sources.values())
-    raise UserError(f"no model {name!r}", f"name one of: {forms}")
+    raise UserError(f"no model {name!r}", f"name {forms}")
 
 
 def load_program(name: str, options: ModelOptions) -> ModelProgram:

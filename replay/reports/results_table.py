@@ -159,9 +159,10 @@ def table_columns(results: Sequence[Result], share: str = "share") -> list[Table
         _time_column("p10", "p10_us", rank=5),
         _time_column("p90", "p90_us", rank=5),
         _time_column("mean", "mean_us", rank=9),
-        TableColumn("runs", "runs", ",d", rank=8, when=lambda row: row.runs is not None),
+        TableColumn("runs", "samples", ",d", rank=8, when=lambda row: row.samples),
         TableColumn("speed-up", _speed_up, ">", rank=1, when=lambda row: row.speed_up),
         _time_column("first ms", "first_ms", rank=6, when=lambda row: row.mode != EAGER),
+        TableColumn("peak MB", lambda row: _megabytes(row.peak_bytes), ">", rank=9, when=lambda row: row.peak_bytes),
         TableColumn("GFLOP/s", lambda row: _rate(row.gflop_per_s), ">", rank=8, when=lambda row: row.gflop_per_s),
         TableColumn("GB/s", lambda row: _rate(row.gb_per_s), ">", rank=8, when=lambda row: row.gb_per_s),
     ]
@@ -185,6 +186,10 @@ def _operator(result: Result) -> str:
 
 def _mode(result: Result) -> str:
     return f"{result.mode} ({shorten(result.note, NOTE)})" if result.note else result.mode
+
+
+def _megabytes(size: int | None) -> str:
+    return "-" if size is None else f"{size / 1e6:,.2f}"
 
 
 def _speed_up(result: Result) -> str:

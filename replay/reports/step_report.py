@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from opgrip.replay.sequences.step_results import SequenceResult
 
 ROWS, REASONS = 20, 12  # default number of printed rows, and maximum number of printed reasons
+WITHOUT_DATAFLOW = "because the file does not say which memory calls use: all of them run on generated arguments"
 ONLY_CONTENDED = "other processes used the cores in all passes, so its time is not used"
 
 
@@ -64,6 +65,8 @@ def _lines(result: SequenceResult) -> list[tuple[str, str]]:
         captured_text = f"captured {captured:,.2f} ms, " if result.has_captured_times else ""
         return [calls, ("time", f"{captured_text}nothing was measured: {printable(result.failure)}")]
     times = _captured_times(result, captured) if result.has_captured_times else _replayed_times(result)
+    if not result.has_dataflow:
+        return [calls, *times, ("memory", f"unknown, {WITHOUT_DATAFLOW}")]
     sizes = (result.captured_peak_bytes, result.replayed_peak_bytes, result.outside_bytes)
     at_most, replayed, before = (f"{size / 1e6:,.2f} MB" for size in sizes)
     memory = f"captured {at_most} at most, replayed {replayed}, in addition to {before} from before the first call"
@@ -93,6 +96,8 @@ def _captured_times(result: SequenceResult, captured: float) -> list[tuple[str, 
 
 
 def _critical(result: SequenceResult) -> tuple[str, str]:
+    if not result.has_dataflow:
+        return "critical", f"unknown, {WITHOUT_DATAFLOW}"
     text = (
         f"captured {result.captured_critical_ms:,.2f} ms in the longest chain of calls that wait for each other, "
         f"{_replayed(result, result.replayed_critical_ms)}, {counted(result.critical_calls, 'call')}"

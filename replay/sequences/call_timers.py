@@ -252,6 +252,7 @@ class SequenceSettings:
 
     repeats : number of timed runs of the step; None for as many as `precision` needs within `budget_s` seconds, at
         least 3
+    warmup : number of untimed runs before them, of which the dry run has made at least 2
     precision : target for the interquartile range of the times of these runs, relative to their median
     in_pairs : True to time each run also in eager, so that the mode can be compared with eager
     """
@@ -261,6 +262,7 @@ class SequenceSettings:
     seed: int = 0
     extensions: Collection[str] = TRUSTED_EXTENSIONS
     repeats: int | None = None
+    warmup: int = 2
     precision: float = 0.05
     budget_s: float = BUDGET_S
     room_bytes: int | None = None
@@ -284,6 +286,7 @@ def sequence_settings(workload: Workload) -> SequenceSettings:
         seed=request.inputs.seed,
         extensions=request.inputs.extensions,
         repeats=request.effort.iterations,
+        warmup=request.effort.warmup,
         precision=request.effort.precision,
         budget_s=budget_s,
         room_bytes=request.limits.memory_limit,

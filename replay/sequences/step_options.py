@@ -127,13 +127,16 @@ class RankColumns(Columns):
     )
 
 
+OF_CRITICAL_PATH = ("critical_calls", "captured_critical_ms", "replayed_critical_ms")
 # totals that are unknown if a trace has no times
 OF_CAPTURED_TIMES = (
     *("captured_ms", "captured_host_ms", "captured_wall_ms", "unsupported_ms", "unsupported_host_ms"),
-    *("critical_calls", "captured_critical_ms", "replayed_critical_ms"),
+    *OF_CRITICAL_PATH,
 )
 
 OF_MODE = ("note", "first_ms", "max_abs", "max_rel")
+# totals that are unknown if a trace has no dataflow
+OF_DATAFLOW = (*OF_CRITICAL_PATH, "outside_bytes", "captured_peak_bytes", "replayed_peak_bytes")
 # columns of a row that have the same names as attributes of `SignatureTimes`
 OF_TIMES = ("samples", "median_us", "p10_us", "p90_us", "mean_us", "spread", "dropped", "slowed")
 QUANTILES = {"ms": 0.5, "p10_ms": 0.1, "p90_ms": 0.9}  # quantiles over the passes, by suffix of the names of totals
@@ -149,6 +152,8 @@ def totals_of(result: SequenceResult) -> dict[str, Any]:
     del totals["device"], totals["signatures"], totals["saved"]
     if not result.has_captured_times:
         totals |= dict.fromkeys(OF_CAPTURED_TIMES)
+    if not totals.pop("has_dataflow"):
+        totals |= dict.fromkeys(OF_DATAFLOW)
     quantiles = {
         "replayed": result.replayed_quantile_ms,
         "replayed_host": result.host_quantile_ms,

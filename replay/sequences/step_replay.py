@@ -267,6 +267,7 @@ def _uses_host(dry_run: DryRun, call: FlowingCall, plan: CallPlan, kind: str) ->
     return any(tensor.device.type != kind and tensor.dim() > 0 for tensor in tensors)
 
 
+DRY_RUNS = 2  # minimum number of runs of a step that a dry run makes
 FEWEST, MOST = 3, 100  # minimum and maximum number of timed passes if no number is requested
 # numbers of timed pairs of passes at which more can turn out unnecessary, if a mode is compared with eager
 PAIRS = (10, 16, 24, 36, 54, 81, 122, 183, 275, 413, 620, 930)
@@ -331,7 +332,7 @@ def measure_passes(
         pages.keep_freed_memory()
     begin = _beginning(dry_run, settings)
     _settle(dry_run, begin, settings, on_progress)
-    timed = Passes()
+    timed, untimed = Passes(), settings.warmup - DRY_RUNS
     most_failures = MOST_CAPTURES if settings.in_graphs else MOST_FAILURES
     with no_garbage_collection(), closing(Slowdown(dry_run.processes)) as slowdown:
         started = perf_counter_ns()
@@ -349,6 +350,8 @@ def measure_passes(
                 # values differ between passes: find out again which calls can run
                 timed.fail(failure or "a call of another rank")
                 _settle(dry_run, begin, settings, on_progress)
+            elif untimed > 0:
+                untimed -= 1
             else:
                 timed.add(replace(one, slowed=bool(slowed), is_contended=bool(contended)), bool(drops))
     timed.settle()

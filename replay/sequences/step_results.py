@@ -74,6 +74,8 @@ class SequenceResult:
     critical_calls : number of calls on the captured critical path: the slowest chain in which each call takes results
         of the previous one
     in_eager : number of calls that ran in eager because the mode cannot run them or returns other results
+    has_dataflow : False if the trace does not say which memory calls use, so that memory and the critical path are
+        unknown
     saved : share of the step's time that the mode saves; None if it was not compared in pairs with eager
     """
 
@@ -109,6 +111,7 @@ class SequenceResult:
     streams: int = 1
     graphs: int = 0
     between_graphs: int = 0
+    has_dataflow: bool = True
     saved: PairedSaving | None = None
 
     @property
@@ -177,6 +180,7 @@ def make_result(
         outside_bytes=flow.outside_bytes,
         captured_peak_bytes=flow.peak_bytes,
         replayed_peak_bytes=max((one.peak_bytes for one in passes), default=0),
+        has_dataflow=bool(flow.needs),
         critical_calls=len(flow.critical_path),
         captured_critical_ms=sum(flow.calls[index].captured_ns for index in critical) / 1e6,
         replayed_critical_ms=sum(typical[index] for index in critical) / 1e6,

@@ -214,7 +214,7 @@ class Measurer:
             for case in cases:
                 while case.needs_runs(self.effort):
                     for function in case.next_round(self._random):
-                        if function.failure is None:
+                        if self._needs_run(function):
                             self._run(function, group, NOWHERE)
                     self._check(all_of_them=False)
                 self._check()
@@ -231,10 +231,13 @@ class Measurer:
         self._just_run.clear()
         with restored(group.settings), torch.set_grad_enabled(group.grad):
             for place, function in turns:
-                if function.failure is None:
+                if self._needs_run(function):
                     self._run(function, group, place)
                     self._check(all_of_them=False)
         self._check()
+
+    def _needs_run(self, function: TimedFunction) -> bool:
+        return function.failure is None and len(function.samples) != self.effort.iterations
 
     def _prepare(self, place: CallPosition, group: FunctionGroup, function: TimedFunction) -> None:
         if self._caches is None:

@@ -83,7 +83,8 @@ class Samples:
     def settle(self, effort: Effort) -> None:
         self.is_contended = self.lacks_quiet_runs(effort)
         if self.is_contended:
-            for stratum, time_ns in self.contended[-MOST_CONTENDED:]:
+            most = MOST_CONTENDED if effort.iterations is None else effort.iterations - len(self)
+            for stratum, time_ns in self.contended[-most:]:
                 self.add(stratum, time_ns)
                 self.slowed += 1
         else:

@@ -143,9 +143,8 @@ class Effort:
     )
     warmup: int = option(
         2,
-        "untimed runs of each case before the timed ones (default: %(default)s)",
+        "untimed runs of each case, or of the step with --sequence, whose dry run counts as two (default: %(default)s)",
         parse=not_negative,
-        only=("single cases",),
         role=EFFORT,
     )
 

@@ -6,6 +6,7 @@ import argparse
 import inspect
 import sys
 from collections.abc import Iterable, Iterator
+from fnmatch import fnmatchcase
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -159,7 +160,7 @@ def prepare_list(parser: argparse.ArgumentParser) -> None:
         "--tag", action="append", default=[], metavar="TAG", help="list only samples with this tag; can be repeated"
     )
     parser.add_argument(
-        "--source", metavar="TEXT", help="list only samples from projects whose name or URL contains this"
+        "--source", metavar="TEXT", help="list only samples from projects whose name or URL contains this text or pattern"
     )
 
 
@@ -171,7 +172,8 @@ def run_list(args: argparse.Namespace) -> int:
     if not samples:
         raise UserError("no sample matches these names and tags", "opgrip samples list shows all")
     if args.source is not None:
-        samples = [sample for sample in samples if args.source.lower() in f"{sample.project} {sample.url}".lower()]
+        pattern = f"*{args.source.lower()}*"
+        samples = [item for item in samples if fnmatchcase(f"{item.project} {item.url}".lower(), pattern)]
         if not samples:
             raise UserError(f"no sample is from {args.source!r}", "opgrip samples list shows all projects")
     rows = [

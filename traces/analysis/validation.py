@@ -280,7 +280,8 @@ def validate(path: str | Path, unbounded: bool = False) -> Validation:
         validation.records = place
         totals.see(place, record)
         references.see(place, record)
-        if isinstance(record, Calls):
+        # times of a file without durations are those of its conversion
+        if isinstance(record, Calls) and (name is None or any(record.duration_ns)):
             times.see(place, record)
     references.end()
     totals.end()

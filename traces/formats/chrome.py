@@ -179,7 +179,7 @@ def _scalar(text: str, kind: str) -> Any:
 DEFAULTS = (
     NO_VALUES,
     NO_GRADIENTS,
-    "results: the file has none",
+    "results and the memory of tensors: the file has none, so calls of a step run on generated arguments",
     "devices of tensors: the file has none, so they are on the device of the file's kernels, else on the processor",
     "dtypes of tensors in lists: the file has none, so they are taken from the call's other tensors, or float32",
     "modules: the file names them by class and number, and only if it was recorded with with_stack=True",

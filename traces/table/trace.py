@@ -53,7 +53,15 @@ from opgrip.traces.table.call_table import (
     with_times,
 )
 from opgrip.traces.table.distinct_calls import NUMBER, distinct_calls, ordered_rows
-from opgrip.traces.table.profiler_labels import are_marks, innermost_labels, label_of, labeled, own_calls
+from opgrip.traces.table.profiler_labels import (
+    are_marks,
+    innermost_labels,
+    is_operator,
+    label_of,
+    labeled,
+    operator_calls,
+    own_calls,
+)
 from opgrip.traces.table.step_starts import call_filter, patterns_of, unfinished_calls
 from opgrip.traces.values import ValueModel
 
@@ -117,7 +125,8 @@ class Trace:
     signatures : all signatures, in file order
     scopes : origins of calls: module, function, source line, phase
     values : value models by number
-    calls : one row per call in start order: signature, op, kind, scope, module, function, file, line, own_module,
+    calls : one row per call, label and function recorded with `--grip`, in start order (counts and tables use
+        `own_calls`, which leaves out some): signature, op, kind, scope, module, function, file, line, own_module,
         phase, inside (function or operator that made the call instead of the program itself; None for most calls),
         gripped (whether the calls in `inside` count as the program's, as with `--grip`), device (an accelerator if one
         of the tensors is on it), process (in a merged trace), thread, start_ns (since the start of the capture),
@@ -174,7 +183,8 @@ class Trace:
         name = model.get("name") if isinstance(model, dict) else None
         of_model = f" of {name}" if isinstance(name, str) else ""
         lacks = f"; {self.missing}" if self.missing else ""
-        holds = f"{counted(self.call_count, 'call')} of {counted(len(self.signatures), 'signature')}"
+        calls = counted(int(operator_calls(self.distinct_calls)[COUNT].sum()), "call")
+        holds = f"{calls} of {counted(sum(is_operator(item.op, item.kind) for item in self.signatures), 'signature')}"
         return f"<Trace{of_model}: {holds}{lacks}>"
 
     def plot(self, by: str = "op", parts: str | None = None, title: str | None = None) -> Figure:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import statistics
 import time
@@ -84,6 +85,15 @@ def test_mutating_operator_gets_the_initial_argument_at_every_run(method: str) -
     measure(timed_function_of(doubled, mutates=True), method)
     assert len(seen) >= 4
     assert len(set(seen)) == 1
+
+
+def test_each_mode_of_a_case_is_timed_as_often_as_requested() -> None:
+    # every second run is repeated, because the device is slow
+    throttled = itertools.cycle([False, True])
+    functions = [timed_function_of(lambda tensor: tensor.sin()) for _ in range(3)]
+    measurer = measurer_of(FEW, is_throttled=lambda: next(throttled))
+    list(measurer.one_by_one([FunctionGroup({}, False, functions)]))
+    assert [len(function.samples) for function in functions] == [4, 4, 4]
 
 
 class Clock:

@@ -126,6 +126,35 @@ def test_critical_path_is_the_longest_dependent_chain(tmp_path: Path) -> None:
     assert result.replayed_critical_ms == pytest.approx(mean_us / 1e3)
 
 
+def test_memory_of_a_step_without_dataflow_is_unknown(tmp_path: Path) -> None:
+    with Capture(tmp_path / "t.jsonl"):
+        torch.ones(30).sin().cos()
+    trace = load(tmp_path / "t.jsonl")
+    settings = replace(sequence_settings(workload_for(RunRequest(), trace)), repeats=1)
+    assert totals_of(replay_sequence(trace, settings))["captured_peak_bytes"] == 2 * 30 * 4
+    result = replay_sequence(replace(trace, calls=trace.calls.assign(tensors=0)), settings)
+    unknown = [name for name, value in totals_of(result).items() if value is None]
+    assert {"captured_peak_bytes", "replayed_peak_bytes", "outside_bytes", "critical_calls"} <= set(unknown)
+    file = StringIO()
+    print_sequence(result, [], 5, file)
+    assert re.findall(r"(\w+) +unknown, because the file does not say", file.getvalue()) == ["critical", "memory"]
+
+
+def test_warmup_adds_untimed_runs_of_the_step(tmp_path: Path) -> None:
+    with Capture(tmp_path / "t.jsonl"):
+        torch.ones(30).sin()
+    trace = load(tmp_path / "t.jsonl")
+
+    def runs(warmup: int) -> int:
+        announced: list[int] = []
+        workload = workload_for(request_with("t.jsonl", sequence=True, iterations=1, warmup=warmup), trace)
+        with quiet():
+            replay_sequence(trace, sequence_settings(workload), announce=lambda number, row: announced.append(number))
+        return announced.count(announced[-1])
+
+    assert runs(0) == runs(2) == runs(5) - 3
+
+
 def test_rows_of_a_sequence_are_written_in_every_format(results: Results, tmp_path: Path) -> None:
     for suffix in (".json", ".csv", ".md"):
         results.save(tmp_path / f"r{suffix}")

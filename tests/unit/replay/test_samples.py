@@ -35,6 +35,14 @@ def test_stratum_is_weighted_by_its_share_and_not_by_its_runs(quick: int, slow: 
     assert samples.quantile_us(0.99) > 8.0
 
 
+def test_contended_case_has_the_requested_number_of_runs() -> None:
+    samples = samples_of([1.0])
+    for time in range(50):
+        samples.add_contended("all", float(time))
+    samples.settle(Effort(iterations=4))
+    assert (len(samples), samples.slowed) == (4, 3)
+
+
 def test_runs_are_distributed_over_strata_as_calls() -> None:
     samples = Samples({"a": 3.0, "b": 1.0})
     for _ in range(40):

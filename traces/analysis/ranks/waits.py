@@ -68,7 +68,9 @@ class _Ranks:
     processes: dict[int, _Process] = field(default_factory=dict)
     headers: list[Mapping[str, Any]] = field(default_factory=list)
     process_of: dict[int, int] = field(default_factory=dict)
-    # signatures that compute nothing: collectives, waits, labels, and functions whose inner calls are recorded
+    # signatures of labels and of functions whose inner calls are recorded; those that compute nothing, which are also
+    # collectives and waits
+    uncounted: NumberSet = field(default_factory=NumberSet)
     idle: NumberSet = field(default_factory=NumberSet)
     inner: NumberSet = field(default_factory=NumberSet)  # scopes of calls inside a function that is counted as one call
     scopes: dict[int, Scope] = field(default_factory=dict)
@@ -94,11 +96,12 @@ class _Ranks:
         number = self.process_of.get(block.thread, 0)
         process = self.processes.setdefault(number, _Process(Scan(self.kinds)))
         process.scan.add(block)
-        process.calls += len(block)
+        is_inner = self.inner.flags(block.scope)
+        process.calls += int((~self.uncounted.flags(block.signature) & ~is_inner).sum())
         start, end = int(block.start_ns.min()), int((block.start_ns + block.duration_ns).max())
+        process.last_ns = end if process.first_ns is None else max(process.last_ns, end)
         process.first_ns = start if process.first_ns is None else min(process.first_ns, start)
-        process.last_ns = max(process.last_ns, end) if process.calls > len(block) else end
-        computes = ~self.idle.flags(block.signature) & ~self.inner.flags(block.scope)
+        computes = ~self.idle.flags(block.signature) & ~is_inner
         times = block.duration_ns
         if len(block.device_ns):
             times = np.where(block.device_ns >= 0, block.device_ns, times)
@@ -121,7 +124,10 @@ def _read(reader: TraceReader) -> _Ranks:
             case Signature():
                 ranks.kinds.add(record)
                 is_collective = record.number in ranks.kinds.collectives or record.number in ranks.kinds.waits
-                if is_collective or is_mark(record.op) or record.kind == FUNCTION:
+                is_uncounted = is_mark(record.op) or record.kind == FUNCTION
+                if is_uncounted:
+                    ranks.uncounted.put(record.number)
+                if is_collective or is_uncounted:
                     ranks.idle.put(record.number)
             case Scope():
                 ranks.scopes[record.number] = record

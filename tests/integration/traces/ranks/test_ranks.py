@@ -87,6 +87,15 @@ def test_ranks_verb_prints_and_writes_its_tables(tmp_path: Path) -> None:
     assert json.loads(done.stdout) == tables
 
 
+def test_labels_are_not_counted_as_calls(tmp_path: Path) -> None:
+    paths = ranks_of(tmp_path, 2)
+    for path in paths:
+        path.write_text(path.read_text().replace("aten.add.Tensor", "profiler._record_function_enter_new.default"))
+    merge(paths, tmp_path / "all.jsonl")
+    assert find_waits(tmp_path / "all.jsonl").ranks["calls"].tolist() == [20, 20]
+    assert repr(load(tmp_path / "all.jsonl")).startswith("<Trace: 40 calls of 2 signatures")
+
+
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_calls(tmp_path: Path) -> None:
     def peak(calls: int) -> int:
