@@ -296,7 +296,12 @@ def _label_scaling(axes: Axes, column: str, ticks: list[int]) -> None:
 
 MOST_PANELS = 9  # maximum number of operators that are drawn, those with the longest total time first
 # column, axis label and unit, by value of `--over`
-WORK = {"bytes": ("bytes_moved", "bytes moved", "B"), "flops": ("flops", "operations", "flop")}
+WORK = {
+    "bytes": ("bytes_moved", "bytes moved", "B"),
+    "flops": ("flops", "operations", "flop"),
+    # samples have neither
+    "bytes_in": ("bytes_in", "size of the arguments", "B"),
+}
 
 
 def draw_shapes(request: PlotRequest) -> Figure:
@@ -305,7 +310,7 @@ def draw_shapes(request: PlotRequest) -> Figure:
     series = {name: [row for row in rows if getattr(row, column)] for name, rows in series_of(request.runs)}
     rows = [row for own in series.values() for row in own]
     if not rows:
-        raise UserError(f"no row has both a time and a value of {column}", "choose other operators, or another --over")
+        raise UserError(f"no row has both a time and a value of {column}", "choose other operators, or --over bytes_in")
     operators = longest(rows, MOST_PANELS)
     width = min(len(operators), 3)
     height = ceil(len(operators) / width)

@@ -43,7 +43,7 @@ from opgrip.replay.results.judgement import JUDGEMENT, judged_steps, saving_line
 from opgrip.replay.results.ratios import reference_of, with_ratios_by_case
 from opgrip.replay.results.results import OK, Result, describe_shapes
 from opgrip.traces.analysis.dataflow import make_graph
-from opgrip.traces.analysis.longtail import find_longtail
+from opgrip.traces.analysis.longtail import bandwidth_of, find_longtail
 from opgrip.traces.analysis.timeline import frames_of, origins
 from opgrip.traces.codec.record_forms import key_of_case
 from opgrip.traces.schema.arguments import TensorSpec
@@ -63,36 +63,37 @@ Called = tuple[Signature, str]
 
 def describe_trace(name: str, trace: Trace) -> Plain:
     called = list(_called(trace))
+    table = trace.summary("signature").set_index("signature")
+    # as in all tables, each call counts with the median of its signature
+    calls = trace.own_calls.assign(typical_us=lambda own: own["signature"].map(table["time_us"] / table["calls"]))
     return {
         "name": name,
-        "stacks": _stacks(trace),
-        "lines": _lines(trace),
+        "stacks": _stacks(trace, calls),
+        "lines": _lines(calls),
         "timeline": _timeline(trace),
-        "longtail": _longtail(trace),
+        **_longtail(trace),
         "launches": describe_launches(trace, {signature.number: key for signature, key in called}),
         "cases": dict(_cases(trace, called)),
     }
 
 
-def _stacks(trace: Trace) -> list[tuple[list[str], float]]:
+def _stacks(trace: Trace, calls: pd.DataFrame) -> list[tuple[list[str], float]]:
     by_number = origins(trace)
     stacks: dict[tuple[str, ...], float] = defaultdict(float)
-    calls = trace.own_calls
-    sums = calls.groupby(["scope", "op"], observed=True)["time_ns"].sum().reset_index()
-    for scope, op, time_ns in sums.itertuples(index=False, name=None):
+    sums = calls.groupby(["scope", "op"], observed=True)["typical_us"].sum().reset_index()
+    for scope, op, time_us in sums.itertuples(index=False, name=None):
         record = by_number.get(int(scope))
         frames = () if record is None else reversed(frames_of(record))
         outer = [f"{function} ({file.rsplit('/', 1)[-1]})" for file, function in frames if function]
-        stacks[(*outer, str(op))] += time_ns / 1e3
+        stacks[(*outer, str(op))] += time_us
     return [(list(stack), time_us) for stack, time_us in stacks.items()]
 
 
-def _lines(trace: Trace) -> list[tuple[str, int, str, float, int]]:
-    calls = trace.own_calls
-    grouped = calls.dropna(subset=["file"]).groupby(["file", "line", "function"], observed=True)["time_ns"]
+def _lines(calls: pd.DataFrame) -> list[tuple[str, int, str, float, int]]:
+    grouped = calls.dropna(subset=["file"]).groupby(["file", "line", "function"], observed=True)["typical_us"]
     sums = grouped.agg(["sum", "size"])
     return [
-        (str(file), int(line), str(function), float(total) / 1e3, int(count))
+        (str(file), int(line), str(function), float(total), int(count))
         for (file, line, function), total, count in zip(sums.index, sums["sum"], sums["size"], strict=True)
     ]
 
@@ -123,13 +124,18 @@ def _timeline(trace: Trace) -> Plain:
     }
 
 
-def _longtail(trace: Trace) -> list[Plain]:
+def _longtail(trace: Trace) -> Plain:
     if not trace.calls["function"].notna().any():
-        return []
+        return {"longtail": []}
     from opgrip.capture.command.opcapture import own_cost
 
-    longtail = find_longtail([trace], lambda _: BANDWIDTH, own_cost())
-    return [
+    try:
+        speed = bandwidth_of(trace)
+    except UserError:
+        # it was made on a device that this machine lacks
+        speed = BANDWIDTH
+    longtail = find_longtail([trace], lambda _: speed, own_cost())
+    rows = [
         {
             "function": f"{item.name} ({item.file})",
             "calls": item.calls,
@@ -139,6 +145,7 @@ def _longtail(trace: Trace) -> list[Plain]:
         }
         for item in longtail.functions
     ]
+    return {"longtail": rows, "gb_per_s": speed / 1e9}
 
 
 def _called(trace: Trace) -> Iterator[Called]:

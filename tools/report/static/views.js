@@ -129,7 +129,8 @@ function stackView(trace) {
   const lines = [...trace.lines].sort((one, other) => other[3] - one[3]);
   const sum = lines.reduce((before, line) => before + line[3], 0) || 1;
   return [make("h2", {}, `Functions of ${trace.name}`),
-    make("p", { class: "hint" }, "Captured time by the Python functions that were running, outermost first."),
+    make("p", { class: "hint" }, "Captured time by the Python functions that were running, outermost first. "
+      + "Each call counts with the median time of its signature."),
     tree("icicle", `Flame graph of ${trace.name}`, trace.stacks),
     plainTable(["line", "function", "calls", "time", "share"], lines.slice(0, 20).map((line) =>
       [`${line[0]}:${line[1]}`, line[2], line[4], duration(line[3]), `${((100 * line[3]) / sum).toFixed(1)}%`]), "Lines")];
@@ -283,7 +284,8 @@ function longtail() {
     "Python functions that break into many small operators, and the most that one kernel in their place can save.")];
   const names = [["function", "function"], ["calls", "calls"], ["operators", "operators"], ["time_us", "time, us"], ["saving_us", "saving, us"]];
   for (const trace of data.traces.filter((item) => item.longtail.length)) {
-    parts.push(make("h2", {}, trace.name), bigTable(names.map(([name, title]) => ({ name, title, isNumber: name !== "function",
+    const speed = make("p", { class: "hint" }, `Savings are those at a memory bandwidth of ${number(trace.gb_per_s)} GB/s.`);
+    parts.push(make("h2", {}, trace.name), speed, bigTable(names.map(([name, title]) => ({ name, title, isNumber: name !== "function",
       value: (item) => item[name] })), trace.longtail, `Long-tail functions of ${trace.name}`, { order: [[4, "desc"]] }));
   }
   return parts;

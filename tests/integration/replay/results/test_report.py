@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from math import fsum
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -14,13 +15,15 @@ from optional import needs
 from pages import in_browser, opened, table_cells
 from programs import refusal, succeed
 
+from opgrip.capture.command.opcapture import own_cost
 from opgrip.replay.comparison import compare
 from opgrip.replay.comparison.results_store import Store
 from opgrip.replay.outcome import Results
 from opgrip.replay.results.judgement import CandidateColumns
 from opgrip.tools.report import make_page
-from opgrip.tools.report.page import describe_comparisons, describe_launches, describe_runs
+from opgrip.tools.report.page import describe_comparisons, describe_launches, describe_runs, describe_trace
 from opgrip.traces import load
+from opgrip.traces.analysis.longtail import bandwidth_of, find_longtail
 from opgrip.traces.schema.records import Kernels
 
 VIEWS = ("overview", "cases", "modes", "runs", "shapes", "roofline", "launches", "longtail", "timeline", "failures")
@@ -219,6 +222,15 @@ def test_launches_are_kernels_if_the_trace_has_kernels(tiny_trace: Path) -> None
     assert shapes
     for groups in ("module", "op", "case"):
         assert sum(group[2] for group in launches_of[groups]) == 3 * count
+
+
+def test_times_and_savings_of_a_trace_are_those_of_other_commands(detector_trace: Path) -> None:
+    trace = load(detector_trace)
+    page = describe_trace("detector", trace)
+    assert fsum(time for _, time in page["stacks"]) == pytest.approx(trace.summary()["time_us"].sum())
+    found = find_longtail([trace], bandwidth_of, own_cost()).functions
+    assert [row["saving_us"] for row in page["longtail"]] == [item.saving_ns / 1e3 for item in found]
+    assert page["gb_per_s"] == bandwidth_of(trace) / 1e9
 
 
 def test_cumulative_launch_shares_rise_to_one(tiny_trace: Path) -> None:

@@ -16,6 +16,7 @@ from programs import run_command
 from shortened import slow_except
 
 from opgrip.display.figures import write_figure
+from opgrip.errors import UserError
 from opgrip.platform.peaks import Level, Peaks, to_json
 from opgrip.replay.analyses.roofline import with_limits
 from opgrip.replay.outcome import Results
@@ -113,6 +114,13 @@ def test_operators_plot_adds_up_calls_of_the_first_variant() -> None:
     figure = Results(rows, {}).plot("operators", title="t")
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["aten.a", "aten.b"]
     assert widths_of_bars(figure) == [42.0, 21.0, 60.0, 30.0]
+
+
+def test_samples_are_plotted_over_the_size_of_their_arguments() -> None:
+    sample = Results([row(0, 10.0, bytes_moved=None, flops=None, bytes_in=400)], {})
+    with pytest.raises(UserError, match="--over bytes_in"):
+        sample.plot("shapes")
+    assert sample.plot("shapes", over="bytes_in").axes[0].get_xlabel() == "size of the arguments (B)"
 
 
 def test_scaling_plot_joins_rows_whose_shapes_differ_by_the_batch() -> None:
