@@ -90,7 +90,10 @@ def _targets(name: str, manifest: dict[str, ZooTrace]) -> Iterator[TraceTarget]:
         for file in _files_in(Path(name)):
             yield TraceTarget(Origin(*name_of_file(file, manifest)), str(file))
     elif name.startswith("sample:") or (Path(name).is_dir() and format_of(Path(name)) is None):
-        raise UserError(f"{name} is not a trace but a sample", "replay samples by a command of their own, as sample:NAME,NAME or as the folder that contains them")
+        raise UserError(
+            f"{name} is not a trace but a sample",
+            "replay samples by a command of their own, as sample:NAME,NAME or as the folder that contains them",
+        )
     else:
         yield TraceTarget(Origin(*name_of_file(name, manifest)), name)
 

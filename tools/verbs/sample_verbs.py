@@ -160,7 +160,9 @@ def prepare_list(parser: argparse.ArgumentParser) -> None:
         "--tag", action="append", default=[], metavar="TAG", help="list only samples with this tag; can be repeated"
     )
     parser.add_argument(
-        "--source", metavar="TEXT", help="list only samples from projects whose name or URL contains this text or pattern"
+        "--source",
+        metavar="TEXT",
+        help="list only samples from projects whose name or URL contains this text or pattern",
     )
 
 
