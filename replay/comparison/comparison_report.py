@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from math import log
 from typing import IO, Any
 
 import pandas as pd
@@ -211,7 +210,6 @@ def to_html(comparison: Comparison) -> str:
 STYLES = {"SLOWER": "bold red", "FAILED": "bold red", "CHANGED": "bold red", "FASTER": "green", "UNSURE": "yellow"}
 BECAUSE = "because"
 QUIET = {Verdict.SAME.value, Verdict.UNSURE.value, UNTIMED}  # verdicts of rows that are shown only on request
-LARGEST = 10  # number of rows that are shown if none changed
 OUTCOMES = {Outcome.PASSED: "green", Outcome.FAILED: "bold red", Outcome.NOT_DECIDED: "yellow"}
 
 
@@ -243,11 +241,8 @@ def print_comparison(
 
 
 def shown_rows(comparison: Comparison) -> list[ComparisonColumns]:
-    """Return the rows whose verdict means a change; if there are none, the `LARGEST` rows whose times differ most."""
-    rows = list(rows_of(comparison))
-    changed = [row for row in rows if row.verdict not in QUIET]
-    largest = sorted((row for row in rows if row.ratio), key=lambda row: -abs(log(row.ratio or 1.0)))
-    return changed or largest[:LARGEST]
+    """Return the rows whose verdict means a change."""
+    return [row for row in rows_of(comparison) if row.verdict not in QUIET]
 
 
 def _reasons(rows: Sequence[ComparisonColumns]) -> list[str]:

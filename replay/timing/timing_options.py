@@ -6,7 +6,7 @@ import argparse
 from dataclasses import dataclass, replace
 
 from opgrip.cli.command import not_negative, positive
-from opgrip.cli.option_types import duration, names, seconds, share
+from opgrip.cli.option_types import duration, names, percent, seconds
 from opgrip.cli.options import EFFORT, IDENTITY, RUN, option, titled
 from opgrip.errors import UserError
 
@@ -110,7 +110,7 @@ class Effort:
         0.05,
         "run each case until the interquartile range of its times is at most this share of their median "
         "(default: %(default)s)",
-        parse=share,
+        parse=percent,
         metavar="SHARE",
         role=EFFORT,
         common=True,

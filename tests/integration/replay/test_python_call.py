@@ -68,7 +68,7 @@ def test_results_have_a_summary_and_are_saved(results: Results, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("keywords", "words"),
     [
-        ({"top": 3}, ("--top", "3")),
+        ({"top": 3, "precision": "5%"}, ("--top", "3", "--precision", "0.05")),
         ({"op": ["aten.a*", "aten.b*"]}, ("--op", "aten.a*", "--op", "aten.b*")),
         ({"threads": [1, 2]}, ("--threads", "1,2")),
         ({"dtype": torch.bfloat16}, ("--dtype", "bfloat16")),

@@ -65,7 +65,8 @@ function rowColumns(names) {
 
 const statusClass = (status) => (status === "ok" ? "status-ok" : status.startsWith("ok") ? "status-doubtful" : "status-bad");
 
-const verdictClass = (verdict) => (["wrong", "failed"].includes(verdict) ? "status-bad" : ["slower", "undecided"].includes(verdict) ? "status-doubtful" : "status-ok");
+const verdictClass = (verdict) => (["wrong", "failed", "SLOWER", "FAILED", "CHANGED", "MISSING"].includes(verdict) ? "status-bad"
+  : ["slower", "undecided", "UNSURE", "UNTIMED"].includes(verdict) ? "status-doubtful" : "status-ok");
 
 const rates = { gflop_per_s: "GFLOP/s", gb_per_s: "GB/s", bytes_moved: "bytes moved", flops: "FLOP" };
 

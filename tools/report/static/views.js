@@ -16,8 +16,8 @@ function grouped(rows, name) {
 }
 
 function usualRows() {
-  const first = data.runs.length ? data.runs[0].name : "";
-  return okRows.filter((row) => cell("run", row) === first && cell("mode", row) === (modes[0] || "") && !cell("again", row));
+  const newest = data.runs.length ? data.runs[data.runs.length - 1].name : "";
+  return okRows.filter((row) => cell("run", row) === newest && cell("mode", row) === (modes[0] || "") && !cell("again", row));
 }
 
 function overview() {
@@ -35,11 +35,40 @@ function overview() {
   });
   const parts = [heading(data.title)];
   if (runs.length) {
+    parts.push(make("ul", { class: "gates" }, ...answers().map(([style, address, text]) =>
+      make("li", {}, make("a", { href: address, class: style }, text)))));
     parts.push(plainTable(["run", "trace", "machine", "device", "torch", "rows", "status", `all calls, ${modes[0]}`], runs, "Runs"));
     parts.push(...timeViews());
   }
   for (const trace of data.traces) parts.push(...stackView(trace));
   return parts;
+}
+
+// what to know first: broken gates, rows that are not right, verdicts, and how much was replayed; each with style and page
+function answers() {
+  const found = [];
+  for (const { name, gates, rows } of data.comparisons) {
+    for (const line of gates) {
+      found.push([line.includes(": failed") ? "status-bad" : line.includes(": not decided") ? "status-doubtful" : "status-ok", "#/runs", `${name}: ${line}`]);
+    }
+    for (const [verdict, count] of countsOf(rows.map((row) => row[0]))) found.push([verdictClass(verdict), "#/runs", `${name}: ${count} ${verdict}`]);
+  }
+  for (const [verdict, count] of countsOf(allRows.map((row) => cell("verdict", row)))) {
+    found.push([verdictClass(verdict), "#/candidates", `candidates: ${count} ${verdict}`]);
+  }
+  for (const [status, count] of countsOf(allRows.map((row) => cell("status", row)))) {
+    if (status !== "ok") found.push([statusClass(status), "#/failures", `${count} ${count === 1 ? "row" : "rows"} ${status}`]);
+  }
+  const replayed = total(capturedRows(), "share");
+  if (replayed && replayed < 0.995) found.push(["status-doubtful", "#/cases", `only ${percent(replayed, 1)} of the captured time was replayed`]);
+  const styles = ["status-bad", "status-doubtful", "status-ok"];
+  return found.sort(([one], [other]) => styles.indexOf(one) - styles.indexOf(other));
+}
+
+function countsOf(words) {
+  const counts = new Map();
+  for (const word of words.filter((text) => text)) counts.set(word, (counts.get(word) || 0) + 1);
+  return counts;
 }
 
 // where the calls of a row were made, and the share of its calls there
@@ -64,13 +93,13 @@ const groupings = {
     name: (row) => cell("op", row) },
 };
 
-// the first row of each case of the first run and mode, whether it was timed or not
+// the first row of each case of the newest run and the first mode, whether it was timed or not
 function capturedRows() {
-  const first = data.runs.length ? data.runs[0].name : "";
+  const newest = data.runs.length ? data.runs[data.runs.length - 1].name : "";
   const cases = new Map();
   for (const row of allRows) {
     const id = JSON.stringify([cell("trace", row), cell("case", row), cell("key", row)]);
-    if (cell("run", row) === first && cell("mode", row) === modes[0] && !cases.has(id)) cases.set(id, row);
+    if (cell("run", row) === newest && cell("mode", row) === modes[0] && !cases.has(id)) cases.set(id, row);
   }
   return [...cases.values()];
 }
@@ -136,8 +165,8 @@ function stackView(trace) {
       [`${line[0]}:${line[1]}`, line[2], line[4], duration(line[3]), `${((100 * line[3]) / sum).toFixed(1)}%`]), "Lines")];
 }
 
-const caseColumns = ["op", "shapes", "run", "mode", "variant", "marked_status", "module", "family", "count", "share", "captured_us", "median_us",
-  "p10_us", "p90_us", "speed_up", "total_us", "gflop_per_s", "gb_per_s", "of_limit", "note"];
+const caseColumns = ["op", "run", "mode", "variant", "marked_status", "captured_us", "median_us", "speed_up", "total_us", "share", "count",
+  "shapes", "module", "family", "p10_us", "p90_us", "gflop_per_s", "gb_per_s", "of_limit", "note"];
 
 function cases() {
   const varied = caseColumns.filter((name) => data.rows[name] && (["op", "marked_status", "median_us"].includes(name)

@@ -275,3 +275,12 @@ def test_notebook_shows_differences_and_the_worst_rows_first() -> None:
     assert "<script" not in page
     assert f"new: {evil.replace('<', '&lt;').replace('>', '&gt;')}, here, cpu" in page
     assert page.index("SLOWER") < page.index("all calls of these cases") < page.index("<table")
+
+
+def test_rows_of_equal_runs_are_printed_on_request() -> None:
+    comparison = compare(make_run(1, cases=4), make_run(2, cases=4))
+    for all_rows in (False, True):
+        printed = io.StringIO()
+        print_comparison(comparison, printed, all_rows=all_rows)
+        assert "4 cases timed in both" in printed.getvalue()
+        assert ("aten.op0" in printed.getvalue()) == all_rows
