@@ -96,9 +96,8 @@ def innermost_labels(calls: pd.DataFrame, signatures: Iterable[Signature]) -> pd
     return pd.Series(labels, index=calls.index, dtype=object)
 
 
-def _threads(calls: pd.DataFrame) -> Integers:
-    numbers: Integers = calls.groupby(["process", "thread"], sort=False, dropna=False).ngroup().to_numpy(dtype=np.int64)
-    return numbers
+def _threads(calls: pd.DataFrame) -> np.ndarray[Any, Any]:
+    return calls.groupby(["process", "thread"], sort=False, dropna=False).ngroup().to_numpy()
 
 
 def _are_in_spans(times: Integers, spans: list[tuple[int, int]]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
