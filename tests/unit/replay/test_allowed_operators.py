@@ -125,6 +125,7 @@ def test_common_operators_are_allowed(op: str) -> None:
         ("aten.sparse_compressed_tensor.comp_plain_value", "does not check which memory it accesses"),
         ("aten._cummax_helper.default", "is private and was not reviewed"),
         ("aten.slow_conv_transpose2d.default", "is private and was not reviewed"),
+        ("aten.lstm.data", "is private and was not reviewed"),
         ("aten.from_file.default", "reads or writes files"),
         ("symm_mem.memset32_.default", "communicates with other processes|is not registered"),
         ("_c10d_functional.all_reduce.default", "communicates with other processes"),
