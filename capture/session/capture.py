@@ -8,11 +8,13 @@ import os
 import pickle
 import sys
 import warnings
+from _thread import start_new_thread
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from inspect import Parameter, signature
 from multiprocessing import process, spawn, util
 from pathlib import Path
+from threading import Event
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar, cast
 
@@ -269,6 +271,7 @@ class Capture:
     # in a spawned process, the trace of the process that runs the program
     _root: Path | None = None
     _flusher: Flusher | None = None
+    _closed: Event | None = None
     _counted: Flusher | None = None
     _child_files: ChildFiles | None = None
     _counts = Counts()
@@ -408,9 +411,26 @@ class Capture:
         """Stop recording and write the rest of the trace. Further calls do nothing."""
         flusher, self._flusher = self._flusher, None
         if flusher is None:
+            if not self._recorder.pending.is_held_here():
+                if self._closed is not None:
+                    self._closed.wait()
+                # if another thread has closed the capture, only this one can remove its own mode
+                self._watching.pause()
             return
+        if not self._recorder.pending.is_held_here():
+            self._close(flusher)
+            return
+        # a signal handler has interrupted the capture's own work: the writing thread waits for a lock of this thread
+        self._closed = Event()
+        self._recorder.set_idle(True)
+        atexit.register(self._closed.wait)
+        start_new_thread(self._close, (flusher,))
+
+    def _close(self, flusher: Flusher) -> None:
         # all callbacks run, even if one of them is interrupted
         with ExitStack() as stages:
+            if self._closed is not None:
+                stages.callback(self._closed.set)
             stages.callback(self._report_end, flusher, flusher.discarded)
             stages.callback(flusher.__exit__, None, None, None)
             if self._flights is not None:

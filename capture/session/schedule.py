@@ -10,6 +10,7 @@ from threading import get_ident
 from typing import Any
 
 from opgrip.capture.recording.recorder import Recorder
+from opgrip.capture.torch_compat.compiler_private import OrderlyMode
 from opgrip.platform import perf_counter_ns
 
 
@@ -41,8 +42,8 @@ class Watching:
     def pause(self) -> None:
         if self._is_on:
             self._recorder.set_idle(True)
-            if not self._with_mode or get_ident() == self._thread:
-                # only its own thread can remove a mode; in other threads, everything becomes idle instead
+            if not self._with_mode or (get_ident() == self._thread and OrderlyMode.can_leave()):
+                # only its own thread can remove a mode, and no signal handler within a call; until then, it is idle
                 self._is_on = False
                 began = perf_counter_ns()
                 self._hooks.close()

@@ -90,6 +90,11 @@ class OrderlyMode(TorchDispatchMode):
             super().__exit__(kind, error, traceback)
             self.forget()
 
+    @staticmethod
+    def can_leave() -> bool:
+        """Return False while a mode handles a call: torch then takes it from the stack, and puts it back later."""
+        return _modes_here is None or any(isinstance(mode, OrderlyMode) for mode in _modes_here())
+
     def forget(self) -> None:
         """Count the mode as left, because its thread has ended."""
         with _flags_lock:

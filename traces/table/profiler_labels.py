@@ -89,6 +89,8 @@ def labeled(
 
 def innermost_labels(calls: pd.DataFrame, signatures: Iterable[Signature]) -> pd.Series[Any]:
     """Return the label of the innermost `record_function` block around each call; `calls` are in start order."""
+    import pandas as pd
+
     labels, threads = np.full(len(calls), "", dtype=object), _threads(calls)
     of_autograd = calls["thread"].astype(str).str.startswith(AUTOGRAD).to_numpy()
     for first, stop, label in sorted(_ranges(calls, threads, {item.number: item for item in signatures})):
@@ -109,6 +111,8 @@ def _are_in_spans(times: Integers, spans: list[tuple[int, int]]) -> np.ndarray[t
 def _ranges(calls: pd.DataFrame, threads: Any, signatures: Mapping[int, Signature]) -> Iterator[_Range]:
     open_labels: defaultdict[int, defaultdict[int, list[tuple[int, str]]]] = defaultdict(lambda: defaultdict(list))
     places = np.flatnonzero(are_marks(calls))
+    import pandas as pd
+
     numbers, processes = calls["signature"].iloc[places].tolist(), pd.factorize(calls["process"])[0][places].tolist()
     for place, thread, number, process in zip(
         places.tolist(), threads[places].tolist(), numbers, processes, strict=True

@@ -18,6 +18,7 @@ import pytest
 import threads_at_once
 import torch
 from async_exceptions import MODES
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from opgrip.capture import Capture
 from opgrip.capture.writing.flusher import Flusher
@@ -122,6 +123,44 @@ def test_interrupt_while_closing_leaves_a_complete_trace(tmp_path: Path, monkeyp
     trace = load(tmp_path / "t.jsonl", partial=False)
     assert trace.missing is None
     assert len(trace.calls) == 2
+
+
+@pytest.mark.parametrize("number", [0, *(pytest.param(number, marks=pytest.mark.slow) for number in range(1, 100))])
+def test_capture_closes_in_a_signal_handler_while_many_threads_run(tmp_path: Path, number: int) -> None:
+    sys.setswitchinterval(1e-4)
+    capture, over = Capture(tmp_path / "t.jsonl"), threading.Event()
+
+    def call(first: int) -> None:
+        for size in range(first, first + 40):
+            torch.ones(size).sin()
+
+    before = signal.signal(signal.SIGUSR1, lambda *_: (capture.close(), over.set()))
+    try:
+        with capture:
+            threads = [threading.Thread(target=call, args=(100 * item,)) for item in range(50)]
+            for thread in threads:
+                thread.start()
+            threading.Timer(0.01 * (number % 10), os.kill, (os.getpid(), signal.SIGUSR1)).start()
+            size = 10_000
+            while not over.is_set():
+                size += 1
+                torch.ones(size)
+        for thread in threads:
+            thread.join()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert validate(tmp_path / "t.jsonl").findings == []
+    assert load(tmp_path / "t.jsonl", partial=False).missing is None
+
+
+def test_signal_handler_does_not_wait_for_a_lock_of_its_own_thread(tmp_path: Path) -> None:
+    with Capture(tmp_path / "t.jsonl") as capture:
+        torch.ones(2).sin()
+        with capture._recorder.pending.lock:
+            # as a handler that interrupts the description of a call
+            capture.close()
+    assert not is_in_torch_dispatch_mode()
+    assert len(load(tmp_path / "t.jsonl", partial=False).calls) == 2
 
 
 def run_program(name: str, mode: str, folder: Path) -> tuple[int, str]:
