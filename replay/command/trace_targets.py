@@ -92,7 +92,7 @@ def _targets(name: str, manifest: dict[str, ZooTrace]) -> Iterator[TraceTarget]:
     elif name.startswith("sample:") or (Path(name).is_dir() and format_of(Path(name)) is None):
         raise UserError(
             f"{name} is not a trace but a sample",
-            "replay samples by a command of their own, as sample:NAME,NAME or as the folder that contains them",
+            "replay samples with a separate command, as sample:NAME,NAME or as the folder that contains them",
         )
     else:
         yield TraceTarget(Origin(*name_of_file(name, manifest)), name)

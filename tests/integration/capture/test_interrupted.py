@@ -153,7 +153,7 @@ def test_capture_closes_in_a_signal_handler_while_many_threads_run(tmp_path: Pat
     assert load(tmp_path / "t.jsonl", partial=False).missing is None
 
 
-def test_signal_handler_does_not_wait_for_a_lock_of_its_own_thread(tmp_path: Path) -> None:
+def test_signal_handler_does_not_wait_for_a_lock_of_the_same_thread(tmp_path: Path) -> None:
     with Capture(tmp_path / "t.jsonl") as capture:
         torch.ones(2).sin()
         with capture._recorder.pending.lock:

@@ -111,7 +111,7 @@ def test_copies_and_new_tensors_have_device_times(tmp_path: Path) -> None:
 
 
 @on_simulator(SIM_DURATIONS="aten::mm=20", SIM_CACHE=str(1 << 20))
-def test_weights_are_in_the_cache_as_in_the_program_whatever_is_replayed(tmp_path: Path) -> None:
+def test_weights_are_in_the_cache_as_in_the_program(tmp_path: Path) -> None:
     small, large = torch.rand(2, 64, device="sim:0"), torch.rand(2, 256, device="sim:0")
     kept, streamed = torch.rand(64, 64, device="sim:0"), [torch.rand(256, 256, device="sim:0") for _ in range(8)]
     with Capture(tmp_path / "t.jsonl"):

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import shutil
-import subprocess
 from dataclasses import replace
 from math import fsum
 from pathlib import Path
@@ -302,19 +299,16 @@ def test_history_page_shows_the_history_of_a_case(tmp_path: Path) -> None:
         assert page.locator("[aria-label='History of the case'] .scatterlayer .point").count() == 3
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="Chromium is not installed")
+@in_browser
 def test_first_page_begins_with_what_is_wrong(tmp_path: Path) -> None:
     base, new = make_run(1, cases=12), make_run(2, cases=12, slower=1.5)
     rows = [replace(row, status="wrong", share=0.05, error="x") if row.case == 3 else row for row in new]
     base.save(tmp_path / "base.json")
     Results([replace(row, share=0.05) for row in rows], new.header).save(tmp_path / "new.json")
     succeed("opgrip", "report", tmp_path / "base.json", tmp_path / "new.json", "-o", tmp_path / "page.html")
-    words = ("--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=8000", "--dump-dom")
-    page = subprocess.run(
-        ["chromium", *words, tmp_path / "page.html"], capture_output=True, text=True, check=True, timeout=120
-    ).stdout
-    bad, doubtful = (re.findall(rf'class="status-{style}">([^<]*)', page) for style in ("bad", "doubtful"))
-    assert bad[0].startswith("new: gate slower&lt;=5%: failed: ")
+    with opened(tmp_path / "page.html") as page:
+        page.wait_for_selector(".status-bad")
+        bad, doubtful = (page.locator(f".status-{style}").all_inner_texts() for style in ("bad", "doubtful"))
+    assert bad[0].startswith("new: gate slower<=5%: failed: ")
     assert {"new: 1 CHANGED", "1 row wrong"} <= set(bad)
     assert "only 60.0% of the captured time was replayed" in doubtful
