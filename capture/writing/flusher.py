@@ -20,7 +20,7 @@ from opgrip.errors import UserError
 from opgrip.platform import monotonic, perf_counter, perf_counter_ns, sleep, thread_time_ns
 from opgrip.platform.contention import Contention
 from opgrip.traces.io.writer import TraceWriter, encode_line
-from opgrip.traces.schema.records import End, Record, listed
+from opgrip.traces.schema.records import End, Record, Signature, listed
 from opgrip.traces.table.accelerators import describe_accelerators
 
 INTERVAL_S = 0.5
@@ -228,7 +228,11 @@ class Flusher:
         if self._held is not None and self.reached is None and not self._learns:
             self.writer.write_lines(self._held.other_lines())
         try:
-            end = self._end(recorder.signatures.closed if self._held is None else self._held.file.signatures)
+            # threads that still run may have described signatures of calls that are not written
+            with recorder.pending.lock:
+                unwritten = sum(isinstance(record, Signature) for record, _ in recorder.pending.lines)
+                closed = recorder.signatures.closed - unwritten
+            end = self._end(closed if self._held is None else self._held.file.signatures)
             self.writer.write_lines(b"".join(map(encode_line, recorder.pending.outgoing(end))))
             if recorder.fitter.full is not None:
                 # finish the values first, so that a trace with its final name always has its values
