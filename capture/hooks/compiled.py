@@ -89,7 +89,7 @@ class TracingWatch:
         self._patches = Patches()
 
     def __enter__(self) -> TracingWatch:
-        for owner in (torch._C, torch._C.ScriptModule):
+        for owner in (torch._C, torch._C.ScriptModule, torch.jit._trace):
             for name in _TRACERS & vars(owner).keys():
                 self._patches.replace(owner, name, self._stepping_aside)
         return self
@@ -114,8 +114,9 @@ class TracingWatch:
         return trace
 
 
-# functions and methods of torch._C that run a program's function and make a graph of it
+# functions that run a program's function and make a graph of it, or compare the graph with the function
 _TRACERS = {
+    "_check_trace",
     "_create_function_from_trace",
     "_create_function_from_trace_with_dict",
     "_create_graph_by_tracing",

@@ -17,7 +17,7 @@ from torch.fx import GraphModule
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from opgrip.capture.program.environment import describe_autocast
-from opgrip.capture.program.patches import LateModules, Patches
+from opgrip.capture.program.patches import Patches
 from opgrip.capture.program.places import FORWARD, OPTIMIZER, Location
 from opgrip.capture.recording.recorder import Recorder
 from opgrip.capture.recording.thread_mode import ThreadMode
@@ -26,19 +26,6 @@ from opgrip.capture.torch_compat.torch_private import HAS_FAST_LABELS
 from opgrip.errors import is_from_program
 from opgrip.traces.schema.records import HIGHER_ORDER
 from opgrip.traces.table.profiler_labels import MARK_ENTER, MARK_EXIT
-
-
-class _Closure:
-    """The closure of an optimizer step, run in the phase in which the program would call it."""
-
-    def __init__(self, closure: Callable[..., Any], run: Callable[..., Any]) -> None:
-        self.__wrapped__, self._run = closure, run
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._run(self.__wrapped__, args, kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__wrapped__, name)
 
 
 class _FastLabel:
@@ -163,23 +150,37 @@ class ScopeWatch:
             # pass the frame that runs the step, because no hook reports a step that fails
             mode.enter(optimizer, self.recorder.places.phase(mode.place, OPTIMIZER), sys._getframe(1))
             if any(map(_is_closure, (*args[1:], *kwargs.values()))):
-                wrap = lambda value: _Closure(value, self._run_closure) if _is_closure(value) else value  # noqa: E731
-                return (args[0], *map(wrap, args[1:])), {name: wrap(value) for name, value in kwargs.items()}
+                watched = {name: self._watching_closure(value) for name, value in kwargs.items()}
+                return (args[0], *map(self._watching_closure, args[1:])), watched
         except Exception as error:
             self.recorder.lost.drop("optimizer scope", error)
         return None
 
-    def _run_closure(self, closure: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        mode, depth = self._mode_here()
-        if mode is not None:
-            # pass this frame: an interrupt of the program may prevent that the closure is left below
-            mode.enter(closure, self._outside_optimizer(mode.place), sys._getframe())
-        try:
-            return closure(*args, **kwargs)
-        finally:
-            if mode is not None:
-                mode.settle()
-                mode.leave_to(depth)
+    def _watching_closure(self, closure: Any) -> Any:
+        # runs it in the phase in which the program would call it
+        if not _is_closure(closure):
+            return closure
+
+        @functools.wraps(closure, updated=())
+        def run(*args: Any, **kwargs: Any) -> Any:
+            mode, depth = self._mode_here()
+            try:
+                if mode is not None:
+                    # pass this frame: an interrupt of the program may prevent that the closure is left below
+                    mode.enter(closure, self._outside_optimizer(mode.place), sys._getframe())
+            except Exception as error:
+                self.recorder.lost.drop("optimizer closure", error)
+            try:
+                return closure(*args, **kwargs)
+            finally:
+                try:
+                    if mode is not None:
+                        mode.settle()
+                        mode.leave_to(depth)
+                except Exception as error:
+                    self.recorder.lost.drop("optimizer closure", error)
+
+        return run
 
     def _leave_optimizer(self, optimizer: Any, *ignored: Any) -> None:
         if torch.compiler.is_dynamo_compiling():
@@ -244,17 +245,14 @@ class ThreadWatch:
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self._patches = Patches()
-        self._late = LateModules(_RPC.__eq__, self._watch_rpc)
 
     def __enter__(self) -> ThreadWatch:
         self._patches.replace(threading.Thread, "start", self._watching)
         if _RPC in sys.modules:
             self._watch_rpc(sys.modules[_RPC])
-        self._late.__enter__()
         return self
 
     def __exit__(self, *ignored: object) -> None:
-        self._late.__exit__()
         self._patches.undo()
         if getattr(sys.modules.get("torch.distributed.rpc"), "_init_counter", 0):
             self.recorder.lost.dropped[UNSEEN_RPC] += 0
@@ -283,6 +281,8 @@ class ThreadWatch:
         self._patches.replace(module, "_run_function", watching)
 
     def _record(self, run: Callable[[], Any], name: str, ends: bool) -> Any:
+        if not ends and self.recorder.threads.idle:
+            return run()
         mode = None
         try:
             mode = self.recorder.threads.here()

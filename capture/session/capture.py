@@ -412,8 +412,7 @@ class Capture:
         flusher, self._flusher = self._flusher, None
         if flusher is None:
             if not self._recorder.pending.is_held_here():
-                if self._closed is not None:
-                    self._closed.wait()
+                self._wait_until_closed()
                 # if another thread has closed the capture, only this one can remove its own mode
                 self._watching.pause()
             return
@@ -423,8 +422,13 @@ class Capture:
         # a signal handler has interrupted the capture's own work: the writing thread waits for a lock of this thread
         self._closed = Event()
         self._recorder.set_idle(True)
-        atexit.register(self._closed.wait)
+        atexit.register(self._wait_until_closed)
         start_new_thread(self._close, (flusher,))
+
+    def _wait_until_closed(self) -> None:
+        # a forked child does not have the thread that closes
+        if self._closed is not None and os.getpid() == self._recorder.pid:
+            self._closed.wait()
 
     def _close(self, flusher: Flusher) -> None:
         # all callbacks run, even if one of them is interrupted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -288,8 +289,10 @@ class RingFile:
                 posix_fallocate(file.fileno(), 0, size)
             # `mmap` would keep a descriptor, which the program may close and use again
             self._storage = UntypedStorage.from_file(str(self.path), True, size)
-        except BaseException:
+        except BaseException as error:
             self.remove()
+            if isinstance(error, RuntimeError | ValueError):
+                raise OSError(errno.ENOMEM, str(error), str(self.path)) from error
             raise
         self._size, self._end = size, len(MAGIC)
         self._write(0, MAGIC)

@@ -131,6 +131,8 @@ class OwnFile(io.RawIOBase):
         self._place += written
         if self._place >= self._size:
             self._size, self._end = self._place, bytes(data[max(0, written - MOST_COMPARED) : written])
+        elif self._place > self._size - len(self._end):
+            self._end = b""
         return written
 
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:

@@ -74,14 +74,17 @@ def labeled(
     """Return a mask of the calls that ran within a selected `record_function` label; `calls` are in start order."""
     within, starts_ns = np.zeros(len(calls), dtype=np.bool_), calls["start_ns"].to_numpy()
     threads = _threads(calls)
-    spans: list[tuple[int, int]] = []
+    processes = _processes(calls)
+    spans: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
     for first, stop, label in _ranges(calls, threads, {signature.number: signature for signature in signatures}):
         if is_selected(label):
             # the row after the last one closes the label
             within[first : stop + 1] |= threads[first : stop + 1] == threads[first]
-            spans.append((starts_ns[first], starts_ns[min(stop, len(calls) - 1)]))
-    of_autograd = np.flatnonzero(calls["thread"].astype(str).str.startswith(AUTOGRAD))
-    within[of_autograd] |= _are_in_spans(starts_ns[of_autograd], spans)
+            spans[processes[first]].append((starts_ns[first], starts_ns[min(stop, len(calls) - 1)]))
+    of_autograd = calls["thread"].astype(str).str.startswith(AUTOGRAD).to_numpy()
+    for process, own in spans.items():
+        places = np.flatnonzero(of_autograd & (processes == process))
+        within[places] |= _are_in_spans(starts_ns[places], own)
     import pandas as pd
 
     return pd.Series(within, index=calls.index)
@@ -93,13 +96,21 @@ def innermost_labels(calls: pd.DataFrame, signatures: Iterable[Signature]) -> pd
 
     labels, threads = np.full(len(calls), "", dtype=object), _threads(calls)
     of_autograd = calls["thread"].astype(str).str.startswith(AUTOGRAD).to_numpy()
+    processes = _processes(calls)
     for first, stop, label in sorted(_ranges(calls, threads, {item.number: item for item in signatures})):
-        labels[first:stop][(threads[first:stop] == threads[first]) | of_autograd[first:stop]] = label
+        within = of_autograd[first:stop] & (processes[first:stop] == processes[first])
+        labels[first:stop][within | (threads[first:stop] == threads[first])] = label
     return pd.Series(labels, index=calls.index, dtype=object)
 
 
 def _threads(calls: pd.DataFrame) -> np.ndarray[Any, Any]:
     return calls.groupby(["process", "thread"], sort=False, dropna=False).ngroup().to_numpy()
+
+
+def _processes(calls: pd.DataFrame) -> np.ndarray[Any, Any]:
+    import pandas as pd
+
+    return pd.factorize(calls["process"])[0]
 
 
 def _are_in_spans(times: Integers, spans: list[tuple[int, int]]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
@@ -111,9 +122,7 @@ def _are_in_spans(times: Integers, spans: list[tuple[int, int]]) -> np.ndarray[t
 def _ranges(calls: pd.DataFrame, threads: Any, signatures: Mapping[int, Signature]) -> Iterator[_Range]:
     open_labels: defaultdict[int, defaultdict[int, list[tuple[int, str]]]] = defaultdict(lambda: defaultdict(list))
     places = np.flatnonzero(are_marks(calls))
-    import pandas as pd
-
-    numbers, processes = calls["signature"].iloc[places].tolist(), pd.factorize(calls["process"])[0][places].tolist()
+    numbers, processes = calls["signature"].iloc[places].tolist(), _processes(calls)[places].tolist()
     for place, thread, number, process in zip(
         places.tolist(), threads[places].tolist(), numbers, processes, strict=True
     ):

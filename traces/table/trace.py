@@ -240,7 +240,7 @@ class Trace:
         patterns = patterns_of(op=op, module=module, phase=phase, label=label)
         if self.selection.keys() & patterns or ("label" in patterns and self.selection):
             raise UserError("the trace is already filtered", "pass all conditions to one call of filter()")
-        calls = self.calls
+        calls = self._labeled_calls()
         if labels := patterns.get("label"):
             calls = calls[self.within_labels(lambda label: matches(label, labels)) & ~are_marks(calls)]
         for name in ("op", "module", "phase"):
@@ -352,6 +352,12 @@ class Trace:
         labels = ((signature.number, label_of(signature)) for signature in self.signatures)
         return {number: label for number, label in labels if label is not None}
 
+    def _labeled_calls(self) -> pd.DataFrame:
+        # a filtered trace lacks the calls that open and close labels
+        if "label" in self.calls:
+            return self.calls
+        return self.calls.assign(label=innermost_labels(self.calls, self.signatures))
+
     def summary(self, by: str | Sequence[str] = "op") -> pd.DataFrame:
         """Return one row per operator by decreasing share of time: op, calls, signatures, time_us, total_us, share.
 
@@ -368,7 +374,7 @@ class Trace:
         names = [by] if isinstance(by, str) else list(by)
         own = self.own_distinct_calls
         if "label" in names:
-            own = own_calls(self.calls.assign(label=innermost_labels(self.calls, self.signatures), **{COUNT: 1}))
+            own = own_calls(self._labeled_calls().assign(**{COUNT: 1}))
         counts = own[COUNT]
         typical_ns = own["signature"].map(quantiles(own["time_ns"], own["signature"], counts))
         weighed = {name: own[name] * counts for name in ("raw_ns", "duration_ns")}
