@@ -327,6 +327,8 @@ def replay(
     if isinstance(trace, Trace):
         if trace.path is None or "steps" in trace.selection:
             raise UserError("only whole files can be replayed", "write the steps to one: opgrip trace trim --steps")
+        if twice := trace.selection.keys() & options.keys():
+            raise UserError(f"the trace is already filtered by {min(twice)}", "pass it only once")
         return replay(trace.path, **trace.selection, **options)
     if isinstance(trace, Mapping):
         with tempfile.TemporaryDirectory() as folder:

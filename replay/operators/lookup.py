@@ -344,7 +344,9 @@ def _attribute(name: str, extensions: Collection[str]) -> tuple[Any, str, str]:
                 if kernel_in(thing) is not None:
                     return thing, module_of(trusted), attribute
         raise Untrusted(f"the program's own {attribute}", None)
-    extension = next((name for name in extensions if module_of(name) == module_name), None)
+    # functions of torch itself are no operators of an extension
+    modules = (name for name in extensions if module_of(name) == module_name != ALL_OF_TORCH)
+    extension = next(modules, None)
     if extension is None:
         raise Untrusted(f"the extension {module_name}", module_name)
     try:

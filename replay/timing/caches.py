@@ -39,9 +39,10 @@ class MemoryUse:
     def of(cls, memory: Sequence[torch.Tensor], distance: int, age: int) -> MemoryUse:
         return cls(sum(part.numel() for part in memory), partial(_use, memory), distance, age)
 
-    def is_near(self, most: int) -> bool:
+    def is_near(self, most: int, used: int) -> bool:
+        """Return True if it needs no use before the run, if `used` more bytes are used."""
         distance = min(self.distance, most)
-        return abs(min(self.age, most) - distance) <= max(NEAR_BYTES, NEAR_SHARE * distance)
+        return abs(min(self.age + used, most) - distance) <= max(NEAR_BYTES, NEAR_SHARE * distance)
 
 
 class Caches:
@@ -71,14 +72,15 @@ class Caches:
 
         before : the preceding calls as one use of memory; None if they have just run
         """
+        before_size = 0 if before is None else before.size
         uses = sorted(uses, key=lambda use: -min(use.distance, self.most))
         # a use also ages the memory that the program used after it
-        uses = list(dropwhile(lambda use: use.is_near(self.most), uses))
+        moved = list(dropwhile(lambda use: use.is_near(self.most, before_size), uses))
         # memory that runs have used again and again stays in a cache for longer, so it is evicted first
-        self._read(self.most - min([use.age for use in uses if use.distance >= KEPT_BYTES], default=self.most))
-        near = [use for use in uses if use.distance < self.most]
+        evicted = self.most - min([use.age for use in moved if use.distance >= KEPT_BYTES], default=self.most)
+        self._read(evicted)
+        near = [use for use in (uses if evicted >= ROW else moved) if use.distance < self.most]
         needs = [use.distance + use.size for use in near] + [0]
-        before_size = 0 if before is None else before.size
         for use, need in zip(near, needs[1:], strict=True):
             if before is not None and use.distance < before_size / 2:
                 before.use()

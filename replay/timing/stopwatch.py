@@ -29,8 +29,8 @@ from opgrip.replay.timing.timing_options import EVENTS
 
 T = TypeVar("T")
 
-# data whose checksum takes some microseconds to compute: constant work in the nearest cache
 SMALL = torch.zeros(4, 4)
+# data whose checksum takes some microseconds to compute: constant work in the nearest cache
 PROBE = bytes(range(256)) * 64
 SLOWED = 4 / 3  # ratio of a probe's duration to the shortest one, from which on the core counts as slowed or contended
 
@@ -221,7 +221,7 @@ def _handle(args: Sequence[Any]) -> None:
     # as a program has just done: it has called another operator, and handled the arguments
     for value in args:
         if isinstance(value, torch.Tensor):
-            value.is_contiguous()
+            value.shape  # noqa: B018
     torch.ops.aten.add.Tensor(torch.ops.aten.view.default(SMALL, [-1]), 1)
 
 

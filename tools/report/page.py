@@ -575,8 +575,12 @@ def _ceilings(header: Mapping[str, Any]) -> Plain:
 
 # options of a run that are not repeated in the command for a single operator
 _SELECTING = ("-o", "--output", "--op", "--top", "--mode", "--device", "--sample")
-# options that run code, which results of other people may name
-_RUNNING = ("--extension", "--samples", "--candidate", "--candidates")
+# options that run code or trust it, which results of other people may name
+_RUNNING = (
+    *("--extension", "--samples", "--candidate", "--candidates", "--batch-command"),
+    *(f"--{tool}-{what}" for tool in ("nsys", "ncu") for what in ("bin", "args-file")),
+)
+_TRUSTING = ("--trust", "--unbounded")
 
 
 def _without(words: Sequence[str], options: Sequence[str]) -> Iterator[str]:
@@ -592,6 +596,7 @@ def command_of(header: Mapping[str, Any], row: Result) -> str:
     """Return the command that replays the cases of a row's operator again."""
     program, *arguments = shlex.split(str(header.get("command", ""))) or [""]
     if program == "opreplay":
+        arguments = [word for word in arguments if word not in _TRUSTING]
         words = [program, *_without(arguments, _SELECTING + _RUNNING), "--op", row.op]
     else:
         words = ["opreplay", str(header.get("trace", "TRACE")), "--op", row.op]

@@ -28,9 +28,10 @@ from opgrip.replay.results.results import Result
 from opgrip.replay.run.measure import measure_cases
 from opgrip.replay.timing import pages, rounds, stopwatch
 from opgrip.replay.timing.caches import Caches, MemoryUse
+from opgrip.replay.timing.ranges import Range
 from opgrip.replay.timing.rounds import FunctionGroup, Measurer
 from opgrip.replay.timing.samples import MOST_CONTENDED
-from opgrip.replay.timing.stopwatch import Stopwatch, block_size
+from opgrip.replay.timing.stopwatch import LaunchTime, Stopwatch, block_size
 from opgrip.replay.timing.timed_functions import InputSet, TimedFunction
 from opgrip.replay.timing.timing_options import COLD, CONTINUOUS, DISCRETE, WARM, Effort
 from opgrip.traces import load
@@ -351,6 +352,15 @@ def test_memory_is_used_in_the_programs_order_before_a_run(runs_before: bool) ->
     used.clear()
     caches.restore([use("near", 1 << 20, 1 << 20), use("cold", most, most)], None)
     assert used == []
+    # the eviction for one argument also moves another, which was where it was in the program
+    caches.restore([use("kept", 20 << 20, 20 << 20), use("moved", 2 << 20, 20 << 20)], None)
+    assert [name for name, _ in used] == ["kept", "moved"]
+
+
+def test_calls_with_sparse_arguments_are_timed() -> None:
+    rows = torch.eye(3).to_sparse_csr()
+    watch, runs = Stopwatch(DISCRETE, lambda: None, 0.0), [((rows, torch.ones(3, 2)), {})]
+    assert watch.time(torch.mm, runs, Range("", "", 0), LaunchTime()) > 0
 
 
 @pytest.mark.usefixtures("quiet")
