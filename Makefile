@@ -153,4 +153,6 @@ $(OPENMMLAB): $(INSTALLED)
 	  echo 'no wheel of mmcv for this torch: building it from source, which takes about twenty minutes and needs a C++ compiler'; \
 	  $(PIP) 'setuptools<80' wheel ninja psutil && MMCV_WITH_OPS=1 $(PIP) --no-build-isolation mmcv; }
 	$(PIP) --no-deps mmdet mmsegmentation
+	@# its first import writes a file that other processes would read half written
+	@$(BIN)/python -c 'import yapf'
 	@touch $@
