@@ -51,6 +51,11 @@ _batch_norm_{no_update,with_update,with_update_functional} batch_norm_update_sta
     grad_out grad_output: *input.shape; trains = False not in (train, training, update)
     # an evaluation saves no statistics
     save_mean save_invstd save_var: # channels when trains; save_mean save_invstd save_var: # 0 channels
+native_batch_norm{,_backward} _native_batch_norm_legit
+    # an evaluation reads them
+    trains or running_mean is not None and running_var is not None
+convolution_backward
+    max(*output_padding, 0) < max(*stride, *dilation) when transposed
 quantized::batch_norm{,1d,2d,3d}{,_relu}
     qx: _ channels *_; weight bias mean var: # channels; weight bias mean var: memory
 native_layer_norm{,_backward} _fused_rms_norm{,_backward}

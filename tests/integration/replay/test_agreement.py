@@ -84,6 +84,13 @@ def encoder(heads: int, bias: torch.Tensor) -> tuple[Any, ...]:
         ),
         ("upsample_bilinear2d", (f(1, 1, 3, 3), [7, 7], False, float("nan"), 2.0), {}, r"is_scale\(scales_h"),
         ("native_batch_norm", (f(1, 64, 1, 1), f(1), None, None, None, *BATCH_NORM), {}, "weight has 1 instead of 64"),
+        ("native_batch_norm", (f(1, 64, 1, 1), None, None, None, None, False, 0.1, 1e-5), {}, "running_mean"),
+        (
+            "convolution_backward",
+            (*(f(1, 1, 4, 4),) * 3, None, [2, 2], [0, 0], [1, 1], True, [1 << 40, 0], 1, [True] * 3),
+            {},
+            "output_padding",
+        ),
         ("native_group_norm", (f(1, 2, 2), None, None, 1, 2, 10**8, 1, 1e-5), {}, r"N \* C \* HxW"),
         ("native_group_norm", (f(1, 2, 2), None, None, 1, 2, 2, 0, 1e-5), {}, "C % group"),
         ("native_layer_norm", (f(2, 3), [3], f(1), None, 1e-5), {}, "weight"),
