@@ -153,8 +153,8 @@ def _names_a_file(argument: Any) -> bool:
 
 def is_private(function: Any) -> bool:
     namespace, _, name = function._schema.name.partition("::")
-    if namespace not in KERNELS or name.startswith("_") or namespace == "torchvision":
-        return namespace in KERNELS and name.startswith("_")
+    if namespace != "aten" or name.startswith("_"):
+        return namespace in KERNELS and (name.startswith("_") or namespace != "torchvision")
     names = ((place, name.removeprefix(start).removesuffix("_")) for place, start in _PUBLIC if name.startswith(start))
     return not any(getattr(getattr(place, short, None), "__doc__", None) for place, short in names)
 
