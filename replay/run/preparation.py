@@ -203,6 +203,12 @@ class _Preparation:
             if variant.mode != workload.request.modes.reference or case.reference is not None:
                 reference = self._reference(case, variant, place, operator, inputs[place])
                 verdicts.append(reference.check(actual, workload.request.tolerance))
+        if variant.mode == CANDIDATE and call is None:
+            # it must not return the results of an earlier call
+            other = self._inputs(case, operator, case.signature, variant.values, seed=1)
+            _, actual = run_program(program, other.copy().make(), operator.mutates)
+            reference = self._reference(case, variant, len(inputs), operator, other)
+            verdicts.append(reference.check(actual, workload.request.tolerance))
         result = with_verdict(result, verdicts)
         if result.status != OK:
             return result, None

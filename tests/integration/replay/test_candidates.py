@@ -149,6 +149,13 @@ def unsteady(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
     return OPERATOR(x, dim, half_to_float) * (1 + 1e-7 * (unsteady.calls % 3))  # type: ignore[attr-defined]
 
 
+def first_result_of_the_shape(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    results = vars(first_result_of_the_shape)
+    if str(x.shape) not in results:
+        results[str(x.shape)] = OPERATOR(x, dim, half_to_float)
+    return results[str(x.shape)]
+
+
 LARGE, NAN, EMPTY = "float32[624,64] -1 False", "float32[2,3] -1 False", "float32[0,5] -1 False"
 
 
@@ -156,6 +163,7 @@ LARGE, NAN, EMPTY = "float32[624,64] -1 False", "float32[2,3] -1 False", "float3
     ("candidate", "op", "shapes", "verdict", "reason"),
     [
         (writes_input, SOFTMAX, LARGE, "wrong", "writes into argument 0"),
+        (first_result_of_the_shape, SOFTMAX, LARGE, "wrong", "elements differ"),
         pytest.param(
             other_strides,
             SOFTMAX,
