@@ -21,8 +21,7 @@ CALLS = 16
 NOT_INSTALLED = """
 import sys
 
-sys.meta_path[:] = [item for item in sys.meta_path if "__editable___opgrip" not in getattr(item, "__module__", "")]
-sys.path[:] = [path for path in sys.path if path != {root!r}]
+sys.path[:] = [path for path in sys.path if path not in ({root!r}, {root!r} + "/src")]
 """
 
 
