@@ -95,7 +95,7 @@ def with_functions(calls: pd.DataFrame) -> Times:
     own = ((calls["inside"].isna() | calls["gripped"]) & ~are_marks(calls)).to_numpy() & ~functions & ~np.isnan(times)
     starts = calls["start_ns"].to_numpy()
     ends = starts + calls["duration_ns"].to_numpy()
-    thread = calls.groupby(["process", "thread"], sort=False, dropna=False).ngroup().to_numpy()
+    thread = calls.groupby(["process", "thread"], observed=True, dropna=False).ngroup().to_numpy()
     for number in np.unique(thread[functions]):
         inner, outer = np.flatnonzero(own & (thread == number)), np.flatnonzero(functions & (thread == number))
         sums = np.concatenate([[0.0], np.cumsum(times[inner])])
@@ -172,7 +172,7 @@ def named_columns(signature: Integers, scope: Integers, thread: Integers, names:
     signatures, scopes, threads = names.signatures, names.scopes, names.threads
     by_number = {record.number: record for record in scopes}
 
-    def of_scope(value: Callable[[Scope], Any]) -> pd.Series[Any]:
+    def of_scope(value: Callable[[Scope], Any]) -> pd.Categorical:
         return _names(scope, {record.number: value(record) for record in scopes})
 
     def origin(record: Scope) -> Scope:
@@ -185,7 +185,7 @@ def named_columns(signature: Integers, scope: Integers, thread: Integers, names:
         "module": of_scope(lambda record: origin(record).module),
         "function": of_scope(lambda record: origin(record).function),
         "file": of_scope(lambda record: origin(record).file),
-        "line": of_scope(lambda record: origin(record).line).astype("Int64").fillna(0).astype("int64"),
+        "line": pd.Series(of_scope(lambda record: origin(record).line)).astype("Int64").fillna(0).astype("int64"),
         "own_module": of_scope(lambda record: record.module),
         "phase": of_scope(lambda record: record.phase),
         "inside": of_scope(lambda record: record.inside),
@@ -230,21 +230,22 @@ def all_storages(source: Iterable[CallBlock]) -> Integers:
     return concatenated([block.storages for block in source])
 
 
-def _names(numbers: np.ndarray[Any, np.dtype[np.int64]], names: dict[int, Any]) -> pd.Series[Any]:
-    place = {name: index for index, name in enumerate(dict.fromkeys([*names.values(), None]))}
-    values = np.array([*place], dtype=object)
-    codes = _translated(numbers, {number: place[name] for number, name in names.items()}, place[None])
-    # not of dtype `str`, which has a copy of the text for each row, and cannot hold surrogates
-    return pd.Series(values[codes], dtype=object)
+def _names(numbers: np.ndarray[Any, np.dtype[np.int64]], names: dict[int, Any]) -> pd.Categorical:
+    # categorical, because a million calls share a few names
+    categories = list(dict.fromkeys(name for name in names.values() if name is not None))
+    place = {name: index for index, name in enumerate(categories)}
+    code_of = {number: place.get(name, -1) for number, name in names.items()}
+    dtype = pd.CategoricalDtype(categories)
+    return pd.Categorical.from_codes(_translated(numbers, code_of), dtype=dtype)
 
 
-def _translated(numbers: Integers, code_of: Mapping[int, int], absent: int) -> Integers:
+def _translated(numbers: Integers, code_of: Mapping[int, int]) -> Integers:
     if min(code_of, default=0) < 0 or max(code_of, default=0) >= DENSE:
         unique, inverse = np.unique(numbers, return_inverse=True)
-        own = np.array([code_of.get(int(number), absent) for number in unique], dtype=np.int64)
+        own = np.array([code_of.get(int(number), -1) for number in unique], dtype=np.int64)
         return own[inverse] if len(unique) else np.empty(0, dtype=np.int64)
     # a number without a name looks up the last entry
-    codes = np.full(max(code_of, default=-1) + 2, absent, dtype=np.int64)
+    codes = np.full(max(code_of, default=-1) + 2, -1, dtype=np.int64)
     codes[list(code_of)] = list(code_of.values())
     last = len(codes) - 1
     translated: Integers = codes[np.where((numbers < 0) | (numbers > last), last, numbers)]

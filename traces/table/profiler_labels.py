@@ -104,7 +104,7 @@ def innermost_labels(calls: pd.DataFrame, signatures: Iterable[Signature]) -> pd
 
 
 def _threads(calls: pd.DataFrame) -> np.ndarray[Any, Any]:
-    return calls.groupby(["process", "thread"], sort=False, dropna=False).ngroup().to_numpy()
+    return calls.groupby(["process", "thread"], sort=False, observed=True, dropna=False).ngroup().to_numpy()
 
 
 def _processes(calls: pd.DataFrame) -> np.ndarray[Any, Any]:

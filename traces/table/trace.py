@@ -379,7 +379,7 @@ class Trace:
         typical_ns = own["signature"].map(quantiles(own["time_ns"], own["signature"], counts))
         weighed = {name: own[name] * counts for name in ("raw_ns", "duration_ns")}
         own = own.assign(typical_ns=typical_ns.astype(float) * counts, **weighed)
-        groups = own.groupby(names, dropna=False)
+        groups = own.groupby(names, observed=True, dropna=False)
         time_ns, calls = groups["typical_ns"].sum(), groups[COUNT].sum()
         # without times, each call has the same weight
         weights = time_ns if time_ns.any() else calls
@@ -399,6 +399,11 @@ class Trace:
     def kernels_by_operator(self) -> pd.DataFrame:
         """Return one row per kernel and operator, longest time first."""
         return summarize_kernels(self.kernels, {signature.number: signature.op for signature in self.signatures})
+
+
+def _plain(calls: pd.DataFrame) -> pd.DataFrame:
+    # a frame that users see: `value_counts` of a categorical column also counts names that do not occur
+    return calls.astype(dict.fromkeys(calls.select_dtypes("category"), object))
 
 
 def load(
@@ -497,7 +502,7 @@ class TraceContents:
         names = CallNames(fields["signatures"], fields["scopes"], fields["threads"])
         self._source.weigh_graphs(fields["signatures"])
         return fields | {
-            "calls": lambda: calls_table(self._source, names),
+            "calls": lambda: _plain(calls_table(self._source, names)),
             "storages": lambda: all_storages(self._source),
             "unfinished": lambda: unfinished_calls(self._entered, self._source),
             "source": self._source,
