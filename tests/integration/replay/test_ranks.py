@@ -288,7 +288,7 @@ def test_part_of_a_rank_is_loaded_without_tables_of_other_ranks(tmp_path: Path) 
         assert set(part.calls["process"]) == {rank}
         columns = ["signature", "scope", "thread", "start_ns", "duration_ns", "tensors"]
         own = part.calls[columns].astype(expected.dtypes[columns].to_dict())
-            pd.testing.assert_frame_equal(own, expected[columns].reset_index(drop=True))
+        pd.testing.assert_frame_equal(own, expected[columns].reset_index(drop=True))
         assert _storages(part.calls, part.storages) == _storages(expected, whole.storages)
         assert {signature.number for signature in part.signatures} == set(expected["signature"])
 
