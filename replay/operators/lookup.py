@@ -190,8 +190,11 @@ def refusal(function: Any, extensions: Collection[str] = ()) -> str | None:
 def is_trusted(namespace: str, extensions: Collection[str]) -> bool:
     if namespace in COMPUTING or namespace in {module_of(name).partition(".")[0] for name in extensions}:
         return True
-    own = (name for name in extensions if name not in TRUSTED_EXTENSIONS)
-    return any(namespace in namespaces_of(name) for name in own)
+    return any(namespace in namespaces_of(name) for name in _named_by_user(extensions))
+
+
+def _named_by_user(extensions: Collection[str]) -> list[str]:
+    return [name for name in extensions if name not in (*TRUSTED_EXTENSIONS, ALL_OF_TORCH)]
 
 
 def namespaces_of(extension: str) -> frozenset[str]:
@@ -237,9 +240,9 @@ def find_operator(signature: Signature, extensions: Collection[str] = TRUSTED_EX
 
     Raises `Unsupported` if it is missing, not trusted or not allowed, or if an extension cannot be imported.
     """
-    for extension in extensions:
+    for extension in _named_by_user(extensions):
         # also for torch's operators, because an extension may register kernels for them
-        if extension not in TRUSTED_EXTENSIONS and not any(absent_extensions([extension])):
+        if not any(absent_extensions([extension])):
             namespaces_of(extension)
     if signature.kind == COMPILED:
         raise Unsupported("a compiled region is not an operator: capture it with --compiled operators")
@@ -298,8 +301,8 @@ def _find_overload(name: str, extensions: Collection[str] = ()) -> Any:
             # torchvision for another version of torch raises a RuntimeError
             with suppress(ImportError, RuntimeError):
                 import_trusted(module)
-        for module in extensions:
-            if namespace not in COMPUTING and module not in TRUSTED_EXTENSIONS:
+        if namespace not in COMPUTING:
+            for module in _named_by_user(extensions):
                 namespaces_of(module)
         function = _registered(namespace, packet, overload)
     if not isinstance(function, torch._ops.OpOverload):
