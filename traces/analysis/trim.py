@@ -194,7 +194,7 @@ def selected_calls(outline: Outline, part: TracePart, is_labeled: Flags | None =
 
 
 def _labeled(trace: Trace, labels: Sequence[str]) -> Flags:
-    """Return the flags of calls within a label, in file order."""
+    # in file order
     starts = concatenated([block.start_ns for block in trace.source])
     flags = np.empty(len(starts), dtype=np.bool_)
     flags[np.argsort(starts, kind="stable")] = trace.within_labels(lambda label: matches(label, labels))

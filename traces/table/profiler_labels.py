@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from opgrip.cli.command import STEP
-from opgrip.traces.codec.call_blocks import Integers
 from opgrip.traces.schema.records import FUNCTION, Signature
 
 if TYPE_CHECKING:
@@ -72,21 +71,12 @@ def labeled(
     calls: pd.DataFrame, signatures: Iterable[Signature], is_selected: Callable[[str], bool]
 ) -> pd.Series[bool]:
     """Return a mask of the calls that ran within a selected `record_function` label; `calls` are in start order."""
-    within, starts_ns = np.zeros(len(calls), dtype=np.bool_), calls["start_ns"].to_numpy()
-    threads = _threads(calls)
-    processes = _processes(calls)
-    spans: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
-    for first, stop, label in _ranges(calls, threads, {signature.number: signature for signature in signatures}):
-        if is_selected(label):
-            # the row after the last one closes the label
-            within[first : stop + 1] |= threads[first : stop + 1] == threads[first]
-            spans[processes[first]].append((starts_ns[first], starts_ns[min(stop, len(calls) - 1)]))
-    of_autograd = calls["thread"].astype(str).str.startswith(AUTOGRAD).to_numpy()
-    for process, own in spans.items():
-        places = np.flatnonzero(of_autograd & (processes == process))
-        within[places] |= _are_in_spans(starts_ns[places], own)
     import pandas as pd
 
+    within = np.zeros(len(calls), dtype=np.bool_)
+    for span, inside, label in _blocks(calls, signatures):
+        if is_selected(label):
+            within[span] |= inside
     return pd.Series(within, index=calls.index)
 
 
@@ -94,13 +84,23 @@ def innermost_labels(calls: pd.DataFrame, signatures: Iterable[Signature]) -> pd
     """Return the label of the innermost `record_function` block around each call; `calls` are in start order."""
     import pandas as pd
 
-    labels, threads = np.full(len(calls), "", dtype=object), _threads(calls)
-    of_autograd = calls["thread"].astype(str).str.startswith(AUTOGRAD).to_numpy()
-    processes = _processes(calls)
-    for first, stop, label in sorted(_ranges(calls, threads, {item.number: item for item in signatures})):
-        within = of_autograd[first:stop] & (processes[first:stop] == processes[first])
-        labels[first:stop][within | (threads[first:stop] == threads[first])] = label
+    labels = np.full(len(calls), "", dtype=object)
+    for span, inside, label in _blocks(calls, signatures):
+        labels[span][inside] = label
     return pd.Series(labels, index=calls.index, dtype=object)
+
+
+def _blocks(
+    calls: pd.DataFrame, signatures: Iterable[Signature]
+) -> Iterator[tuple[slice, np.ndarray[Any, np.dtype[np.bool_]], str]]:
+    # for each label, outer ones first: rows from its first to its last call, which of them it is around, and the label
+    threads, processes = _threads(calls), _processes(calls)
+    of_autograd = calls["thread"].astype(str).str.startswith(AUTOGRAD).to_numpy()
+    for first, stop, label in sorted(_ranges(calls, threads, {item.number: item for item in signatures})):
+        # the row after the last call closes the label
+        span = slice(first, stop + 1)
+        of_backward = of_autograd[span] & (processes[span] == processes[first])
+        yield span, of_backward | (threads[span] == threads[first]), label
 
 
 def _threads(calls: pd.DataFrame) -> np.ndarray[Any, Any]:
@@ -111,12 +111,6 @@ def _processes(calls: pd.DataFrame) -> np.ndarray[Any, Any]:
     import pandas as pd
 
     return pd.factorize(calls["process"])[0]
-
-
-def _are_in_spans(times: Integers, spans: list[tuple[int, int]]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    bounds = np.sort(np.array(spans, dtype=np.int64).reshape(-1, 2), axis=0)
-    # a time is inside if more spans have begun than have ended before it
-    return np.searchsorted(bounds[:, 0], times, side="right") > np.searchsorted(bounds[:, 1], times, side="left")
 
 
 def _ranges(calls: pd.DataFrame, threads: Any, signatures: Mapping[int, Signature]) -> Iterator[_Range]:

@@ -240,7 +240,7 @@ class Trace:
         patterns = patterns_of(op=op, module=module, phase=phase, label=label)
         if self.selection.keys() & patterns or ("label" in patterns and self.selection):
             raise UserError("the trace is already filtered", "pass all conditions to one call of filter()")
-        calls = self._labeled_calls()
+        calls = self._labeled_calls() if self._label_by_signature() else self.calls
         if labels := patterns.get("label"):
             calls = calls[self.within_labels(lambda label: matches(label, labels)) & ~are_marks(calls)]
         for name in ("op", "module", "phase"):
