@@ -55,6 +55,7 @@ smoke-versions: ## capture and replay once on the oldest, a middle and the newes
 	  $$pair/bin/python tests/support/runners/private_places.py && \
 	  $$pair/bin/opcapture --input-size 96 --batch-size 1 --force -o $$pair/trace.jsonl && \
 	  $$pair/bin/opreplay $$pair/trace.jsonl --top 5 --mode jit --strict && \
+	  $$pair/bin/python -m pytest -q tests/unit/replay/test_allowed_operators.py && \
 	  { [ $$pair != $(MIDDLE) ] || $$pair/bin/python -m pytest -q $(ON_SIMULATOR); } && \
 	  rm -rf $$pair || exit 1; \
 	done

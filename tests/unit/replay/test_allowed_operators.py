@@ -97,6 +97,8 @@ def test_allowed_operators_take_no_files_addresses_or_objects(operators: list[An
         *("aten.native_batch_norm.default", "aten._fused_adam_.default", "aten.resize_.default", "aten.einsum.default"),
         *("aten._sparse_coo_tensor_with_dims_and_tensors.default", "aten.max_pool2d_with_indices_backward.default"),
         *("quantized.add.default", "aten.empty_strided.default", "prims.convert_element_type.default"),
+        # documented in some versions of torch only
+        *("aten.index.Tensor", "aten.segment_reduce.default"),
     ],
 )
 def test_common_operators_are_allowed(op: str) -> None:
