@@ -116,9 +116,11 @@ def test_weights_are_in_the_cache_as_in_the_program(tmp_path: Path) -> None:
     kept, streamed = torch.rand(64, 64, device="sim:0"), [torch.rand(256, 256, device="sim:0") for _ in range(8)]
     with Capture(tmp_path / "t.jsonl"):
         for _ in range(3):
-            for weight in streamed:
+            for number, weight in enumerate(streamed):
                 large @ weight
-                small @ kept
+                # so seldom that the large product is always the dearest
+                if number % 4 == 0:
+                    small @ kept
     for options in ([], ["--top", "1"], ["--exec-mode", "graph"]):
         out = tmp_path / "r.json"
         assert opreplay([str(tmp_path / "t.jsonl"), "--op", "aten.mm*", "-fo", str(out), *options]) == 0
