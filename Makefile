@@ -73,7 +73,7 @@ openmmlab: $(OPENMMLAB) ## add mmengine, mmcv, mmdet and mmsegmentation
 
 runtimes: $(RUNTIMES) ## add ONNX Runtime, TVM, XLA and TensorFlow for modes, Ray, Triton and a web service
 
-browser: $(BROWSER) ## add the packages that test pages in a browser and notebooks, and Chromium if Debian's packages are available
+browser: $(BROWSER) ## add the packages that test pages in a browser and notebooks; Chromium and bubblewrap if Debian's packages are available
 
 docs: $(DOCS) ## build the documentation as a site in build/site, which needs no network
 	@# not -q, which also keeps warnings from --strict
@@ -134,8 +134,8 @@ $(RUNTIMES): $(INSTALLED)
 
 $(BROWSER): $(INSTALLED)
 	$(PIP) -e '.[dev,browser,notebook]'
-	@command -v chromium >/dev/null || { apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium; } >/dev/null \
-	  || echo 'chromium is not installed: tests of pages are skipped'
+	@{ command -v chromium && command -v bwrap; } >/dev/null || { apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium bubblewrap; } >/dev/null \
+	  || echo 'chromium or bubblewrap is not installed: tests of pages, or of the sandbox, are skipped'
 	@touch $@
 
 $(DOCS): $(INSTALLED)

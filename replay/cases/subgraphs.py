@@ -50,6 +50,7 @@ from opgrip.replay.cases.subgraph_calls import (
     make_runs,
 )
 from opgrip.replay.inputs.filling import drawn_values
+from opgrip.replay.operators.agreement import checking_again
 from opgrip.replay.operators.agreement.indices import bounding
 from opgrip.replay.operators.lookup import TRUSTED_EXTENSIONS, Unsupported, find_operator
 from opgrip.replay.operators.memory import Function
@@ -99,6 +100,8 @@ class _Builder:
         self._settings = {leaf: self.graph.placeholder(f"setting_{place}") for place, leaf in enumerate(links.settings)}
         self._results: list[fx.Node] = []
         self._calls = links.calls
+        # results that have other sizes in another run make the sizes of later calls differ
+        self._guard = checking_again if any(facts.varies for facts in links.calls) else bounding
         self._parts: dict[Source, fx.Node] = {}
         outputs_of_call: dict[int, list[ResultOf]] = {}
         for output in links.outputs:
@@ -124,7 +127,7 @@ class _Builder:
             return self._settings[leaf] if is_setting(leaf) else leaf
 
         args, kwargs = map_leaves(build, signature.args), map_leaves(build, signature.kwargs)
-        return self.graph.call_function(bounding(function), args, kwargs)
+        return self.graph.call_function(self._guard(function), args, kwargs)
 
     def _tensor(self, source: Source) -> fx.Node:
         if isinstance(source, Outside):

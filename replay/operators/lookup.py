@@ -142,6 +142,7 @@ _PUBLIC = (
     *((torch.special, "special_"), (torch.linalg, "linalg_"), (torch.fft, "fft_")),
 )
 _FILE_ARGUMENTS = re.compile(r"(file_?name|file|path|folder|directory|url|uri)s?")
+_COMPRESSED_TENSOR = re.compile(r"sparse_(compressed|[cb]s[cr])_tensor")
 _NUMBERS = re.compile(r"int|float|bool|Tensor")
 _ADDRESS_ARGUMENTS = re.compile(r".*(data_ptr|pointer|address).*|ptr|\w+_ptr")
 
@@ -179,7 +180,7 @@ def refusal(function: Any, extensions: Collection[str] = ()) -> str | None:
         return "reads or writes files"
     if any(_ADDRESS_ARGUMENTS.fullmatch(argument.name) for argument in schema.arguments):
         return "takes a memory address"
-    if name == "sparse_compressed_tensor":
+    if _COMPRESSED_TENSOR.fullmatch(name):
         return "does not check which memory it accesses"
     if not is_dispatched(function):
         return "is only for TorchScript"

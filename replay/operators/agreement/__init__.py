@@ -11,8 +11,9 @@ from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from opgrip.replay.operators.admission import Unsupported
-from opgrip.replay.operators.agreement.indices import check_indices
+from opgrip.replay.operators.agreement.indices import bounding, check_indices
 from opgrip.replay.operators.agreement.sizes import CHECKS, required_sizes
+from opgrip.replay.operators.memory import Function, tensors_in
 from opgrip.replay.operators.torch_private import is_composite
 
 REVIEWED = ((2, 6), (2, 13), (2, 15))  # versions of torch; those in between count as reviewed too
@@ -63,11 +64,48 @@ def check_parts(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any])
             return
 
 
+def _needs_checks(function: Any) -> bool:
+    schema = getattr(function, "_schema", None)
+    if schema is None:
+        return False
+    return schema.name in CHECKS or is_composite(function) or any(argument.is_out for argument in schema.arguments)
+
+
 def check_graph(module: fx.GraphModule, args: tuple[Any, ...]) -> None:
     """Run a subgraph once if it calls operators that need checks; raise `Unsupported` for invalid sizes or indices."""
-    # a call whose indices are clamped keeps its operator in `bounds`
-    called = (getattr(node.target, "bounds", node.target) for node in module.graph.nodes if node.op == "call_function")
-    names = ((getattr(getattr(function, "_schema", None), "name", None), function) for function in called)
-    if any(name in CHECKS or is_composite(function) for name, function in names):
+    # a call that is checked when it runs keeps its operator in `operator`
+    called = (getattr(node.target, "operator", node.target) for node in module.graph.nodes if node.op == "call_function")
+    if any(map(_needs_checks, called)):
+        before = _sizes(args)
         with torch.no_grad(), _CheckedCalls():
             fx.Interpreter(module).run(*args)
+        if before != _sizes(args):
+            raise Unsupported("it changes the sizes of its arguments, so that only its first run can be checked")
+
+
+def checking_again(function: Function) -> Function:
+    """Return a function that checks the arguments of `function` again whenever their sizes differ from those before."""
+    run = bounding(function)
+    if not _needs_checks(function):
+        return run
+    checked: list[object] = [None]
+
+    def checked_call(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or checked[0] == (sizes := _sizes((args, kwargs))):
+            return run(*args, **kwargs)
+        check_agreement(function, args, kwargs)
+        with checking_parts(function):
+            result = run(*args, **kwargs)
+        checked[0] = sizes
+        return result
+
+    checked_call.operator = function  # type: ignore[attr-defined]
+    return checked_call
+
+
+def _sizes(tree: Any) -> list[object]:
+    # a nested tensor has no shape, and a sparse one no strides
+    return [
+        tensor.is_nested or (tensor.shape, tensor.stride() if tensor.layout is torch.strided else None)
+        for tensor in tensors_in(tree)
+    ]

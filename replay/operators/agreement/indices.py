@@ -82,7 +82,8 @@ def _shares(samples: Tensor, call: Call) -> Tensor:
 
 
 def _in_sizes(indices: Tensor, call: Call) -> Tensor:
-    sizes = call["size"][: indices.shape[0]]
+    # without sizes, the largest indices decide them
+    sizes = call.get("size", indices.amax(-1) + 1)[: indices.shape[0]]
     return torch.stack([_clamp(row, size - 1) for row, size in zip(indices, sizes, strict=True)])
 
 
@@ -142,7 +143,7 @@ _BOUNDS: Mapping[str, Mapping[str, Bound]] = {
     "{max_pool3d_with_indices,adaptive_max_pool3d}_backward": {
         "indices": _below(lambda call: prod(call["self"].shape[-3:]))
     },
-    "_ctc_loss{,_backward}": {
+    "ctc_loss _ctc_loss{,_backward}": {
         "targets": _below(lambda call: call["log_probs"].shape[-1]),
         "input_lengths": lambda lengths, call: _clamp(lengths, call["log_probs"].shape[0]),
         "target_lengths": _target_lengths,
@@ -167,7 +168,7 @@ _BOUNDS: Mapping[str, Mapping[str, Bound]] = {
         "crow_indices": _ascending_up_to(lambda call: int(call["col_indices"].shape[-1]))
     },
     "_convert_indices_from_coo_to_csr": {"self": _below(lambda call: call["size"])},
-    "_sparse_coo_tensor_with_dims_and_tensors": {"indices": _in_sizes},
+    "sparse_coo_tensor _sparse_coo_tensor_with_dims_and_tensors": {"indices": _in_sizes},
     "torchvision::{,_}{roi_align,ps_roi_align,ps_roi_pool,roi_pool}": {"rois": _images},
     "torchvision::_{roi_align,roi_pool,ps_roi_align,ps_roi_pool}_backward": {
         "rois": _images,
@@ -249,7 +250,7 @@ def bounding(function: Function) -> Function:
         args, kwargs = rules.replace(args, kwargs, {name: bounded for name, _, bounded in rules.bounded(args, kwargs)})
         return function(*args, **kwargs)
 
-    bounded_call.bounds = function  # type: ignore[attr-defined]
+    bounded_call.operator = function  # type: ignore[attr-defined]
     return bounded_call
 
 

@@ -160,7 +160,7 @@ quantized::embedding_bag_{byte,4bit,2bit}_unpack
 grid_sampler_{2,3}d_backward _grid_sampler_2d_cpu_fallback_backward
     grad_output: *input.shape[:2] *grid.shape[1:-1]
 _pdist_backward
-    self: rows *_; grad grad_output pdist: rows*(rows-1)//2
+    self: rows *_; grad grad_output pdist: rows*(rows-1)//2; rows > 0
 _cdist_backward
     x1: *batch1 rows1 columns; x2: *batch2 rows2 columns; cdist grad: *broadcast(batch1,batch2) rows1 rows2
 _weight_int4pack_mm_for_cpu

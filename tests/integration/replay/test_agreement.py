@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,7 @@ def encoder(heads: int, bias: torch.Tensor) -> tuple[Any, ...]:
         ("grid_sampler_2d_backward", (f(1, 1, 1, 1), f(1, 1, 4, 4), f(1, 9, 9, 2), 0, 0, False, []), {}, "grad_output"),
         ("_cdist_backward", (f(1), f(4, 2), f(4, 2), 1.0, f(1)), {}, "cdist"),
         ("_pdist_backward", (f(1), f(5, 2), 2.0, f(10)), {}, "grad"),
+        ("_pdist_backward", (f(0), f(0, 2), 2.0, f(0)), {}, "rows > 0"),
         (
             "_cdist_backward",
             (f(3, 5), f(3, 3, 4), f(5, 4), 2.0, f(3, 5)),
@@ -440,6 +442,9 @@ def pooled(index: torch.Tensor) -> tuple[Any, ...]:
         ("max_pool2d_with_indices_backward.default", pooled(far(1, 1, 2, 2)), {}, 7, 15),
         ("adaptive_max_pool2d_backward.default", (f(1, 1, 2, 2), f(1, 1, 4, 4), far(1, 1, 2, 2)), {}, 2, 15),
         ("_ctc_loss.default", (f(5, 1, 3), far(1, 2), [5], [2]), {}, 1, 2),
+        # their own calls are only checked in the first run
+        ("ctc_loss.IntList", (f(5, 1, 3), far(1, 2), [5], [2]), {}, 1, 2),
+        ("sparse_coo_tensor.indices_size", (far(1, 1), f(1), [5]), COO, 0, 4),
         ("embedding_dense_backward.default", (f(2, 4), far(2), 10, -1, True), {}, 1, 9),
         ("embedding_sparse_backward.default", (f(1, 2), far(1), 5, -1, False), {}, 1, 4),
         ("_convert_indices_from_coo_to_csr.default", (far(3), 4), {}, 0, 3),
@@ -497,7 +502,7 @@ def spec(dtype: torch.dtype, *shape: int, **others: Any) -> TensorSpec:
     return TensorSpec(shape, stride, dtype, "cpu", **others)
 
 
-def trace_of(path: Path, calls: list[tuple[str, tuple[Any, ...], Any, list[int]]]) -> Path:
+def trace_of(path: Path, calls: list[tuple[str, tuple[Any, ...], Any, list[int]]], *values: Values) -> Path:
     """Write a trace of calls in one module, from operator, arguments, outputs and the storages of both."""
     signatures: list[Record] = [
         Signature(number, OPERATOR, op, args, {}, outputs) for number, (op, args, outputs, _) in enumerate(calls)
@@ -509,6 +514,7 @@ def trace_of(path: Path, calls: list[tuple[str, tuple[Any, ...], Any, list[int]]
         *([len(own) for *_, own in calls], storages),
     )
     records = [
+        *values,
         Scope(0, "net", "Net", "forward"),
         *signatures,
         block,
@@ -545,6 +551,43 @@ def test_out_of_bounds_values_of_a_case_are_clamped(tmp_path: Path) -> None:
     output = tmp_path / "r.json"
     succeed("opreplay", path, "--iterations", "2", "-o", output, cwd=tmp_path)
     assert load_results(output)["status"].tolist() == ["ok"]
+
+
+X, ROWS, HALVES, PAIRS = float_spec(4, values=0), spec(torch.int64, 4, 1), float_spec(4, 1), float_spec(6)
+ONE = float_spec(1)
+
+
+@pytest.mark.parametrize(
+    ("calls", "reason"),
+    [
+        pytest.param(
+            [
+                ("aten.nonzero.default", (X,), ROWS, [0, 1]),
+                ("aten.mul.Tensor", (ROWS, 0.5), HALVES, [1, 2]),
+                ("aten._pdist_backward.default", (PAIRS, HALVES, 2.0, PAIRS), HALVES, [3, 2, 4, 5]),
+                ("aten.fill_.Scalar", (X, 0.0), X, [0, 0]),
+            ],
+            r"grad has \(6,\) instead of \(0,\)",
+            id="result of another size",
+        ),
+        pytest.param(
+            [
+                ("aten._pdist_backward.default", (PAIRS, HALVES, 2.0, PAIRS), HALVES, [0, 1, 2, 3]),
+                ("aten.set_.source_Tensor", (PAIRS, ONE), ONE, [2, 4, 4]),
+            ],
+            "it changes the sizes of its arguments",
+            id="argument of another size",
+        ),
+    ],
+)
+def test_later_runs_of_a_unit_do_not_read_beyond_tensors_whose_sizes_changed(
+    tmp_path: Path, calls: list[Any], reason: str
+) -> None:
+    path, output = trace_of(tmp_path / "t.jsonl", calls, Values(0, Constant(1.0))), tmp_path / "r.json"
+    run_command("opreplay", path, "--unit", "module", "--iterations", "2", "-o", output, cwd=tmp_path)
+    (row,) = load_results(output).to_dict("records")
+    assert row["status"] == "unsupported"
+    assert re.search(reason, row["error"])
 
 
 def test_view_beyond_its_memory_is_refused_in_a_unit(tmp_path: Path) -> None:

@@ -167,7 +167,7 @@ def has_bubblewrap() -> bool:
     return True
 
 
-bubblewrap_only = pytest.mark.skipif(not has_bubblewrap(), reason="bubblewrap cannot confine processes here")
+bubblewrap_only = pytest.mark.skipif(not has_bubblewrap(), reason="no bubblewrap that can confine processes: make browser")
 
 
 @bubblewrap_only
