@@ -76,7 +76,7 @@ SETTINGS: dict[str, Callable[[], Any]] = {
 
 # functions that read settings once the program uses CUDA
 CUDA_SETTINGS: dict[str, Callable[[], Any]] = {
-    **{name: flag_reader(suffix) for name, suffix in CUDA_FLAGS.items()},
+    **{name: flag_reader(suffix) for name, suffix in CUDA_FLAGS.items() if hasattr(torch._C, f"_get_{suffix}")},
     "stream": lambda: torch.cuda.current_stream().stream_id,
 }
 

@@ -57,6 +57,8 @@ CUDA_FLAGS = {
     "linalg_library": "linalg_preferred_backend",
     "rocm_attention": "rocm_fa_preferred_backend",
     "miopen_immediate": "miopen_immediate",
+    "cublaslt_grouped_products": "cublaslt_prefer_grouped_gemm",
+    "native_kernels": "native_aot_enabled",
 }
 
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -78,12 +79,16 @@ ATTENTION = {
     "math": "math_sdp_enabled",
 }
 
-# attributes of `torch.backends.cuda.matmul` that are recorded
-PRODUCTS = (
-    "allow_fp16_reduced_precision_reduction",
-    "allow_bf16_reduced_precision_reduction",
-    "allow_fp16_accumulation",
-)
+# places below `torch.backends` of settings that are recorded, by name
+BACKENDS = {
+    "allow_fp16_reduced_precision_reduction": "cuda.matmul.allow_fp16_reduced_precision_reduction",
+    "allow_bf16_reduced_precision_reduction": "cuda.matmul.allow_bf16_reduced_precision_reduction",
+    "allow_fp16_accumulation": "cuda.matmul.allow_fp16_accumulation",
+    "cudnn_benchmark_limit": "cudnn.benchmark_limit",
+    "cufft_plans": "cuda.cufft_plan_cache.max_size",
+    "cutedsl_kernels": "python_native.cutedsl.enabled",
+    "triton_kernels": "python_native.triton.enabled",
+}
 
 UNITS = {"w": "W", "mhz": "MHz"}  # unit of a fact, by the suffix of its name
 
@@ -237,13 +242,12 @@ def _cudnn_version() -> str | None:
 
 
 def _settings(kinds: Collection[str]) -> Facts:
-    matmul = torch.backends.cuda.matmul
-    products = {name: _result_or_none(partial(getattr, matmul, name)) for name in PRODUCTS}
+    settings = {name: _result_or_none(partial(attrgetter(place), torch.backends)) for name, place in BACKENDS.items()}
     facts: Facts = {
         "attention": [
             name for name, asks in ATTENTION.items() if _result_or_none(getattr(torch.backends.cuda, asks, None))
         ],
-        **{name: bool(value) for name, value in products.items() if value is not None},
+        **{name: value for name, value in settings.items() if isinstance(value, int)},
         "fp32_precision": dict(_precisions()),
     }
     allocator = _result_or_none(torch.cuda.get_allocator_backend) if "cuda" in kinds else None

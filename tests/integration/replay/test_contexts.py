@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -110,7 +112,7 @@ def test_other_environment_of_kernels_is_reported(tmp_path: Path, monkeypatch: p
     assert "ONEDNN_MAX_CPU_ISA was SSE41 in the program and is unset here" in note
 
 
-# settings of torch that traces do not have, by reason
+# settings of torch._C, torch, and torch.backends (with the place below it) that contexts do not have, by reason
 OTHERS = {
     "has no effect on the time of a call": """
         autograd_fallback_mode backcompat_broadcast_warn backcompat_keepdim_warn default_mobile_cpu_allocator
@@ -118,28 +120,75 @@ OTHERS = {
         graph_executor_optimize multithreading_enabled only_lift_cpu_tensors override_stale_capture_stream
         print_stack_traces_on_fatal_signal should_use_format_with_string_table thread_name throw_on_mutable_data_ptr
         view_replay_enabled warnAlways warn_deprecated_on_mutable_data_ptr warn_on_accumulate_grad_stream_mismatch
-        anomaly_enabled printoptions rng_state warn_always num_interop_threads deterministic_debug_mode""",
+        anomaly_enabled printoptions rng_state warn_always num_interop_threads deterministic_debug_mode
+        storage_access_error_msg storage_data_ptr_access_error_msg mkl.verbose mkldnn.verbose""",
     "decides which operators are called": """
         autocast_cache_enabled autocast_cpu_dtype autocast_cpu_enabled autocast_dtype autocast_enabled
         autocast_gpu_dtype autocast_ipu_dtype autocast_ipu_enabled autocast_xla_dtype autocast_xla_enabled
         cached_tensors_enabled default_device default_tensor_type math_sdp_allow_fp16_bf16_reduction sdp_priority_order
-        sdp_use_cudnn sdp_use_fa3 sdp_use_flash sdp_use_math sdp_use_mem_efficient sdp_use_overrideable""",
+        sdp_use_cudnn sdp_use_fa3 sdp_use_fa4 sdp_use_flash sdp_use_math sdp_use_mem_efficient sdp_use_overrideable
+        cuda.allow_fp16_bf16_reduction_math_sdp cuda.enable_cudnn_sdp cuda.enable_flash_sdp cuda.enable_math_sdp
+        cuda.enable_mem_efficient_sdp mha._is_fastpath_enabled mha.set_fastpath_enabled
+        opt_einsum.enabled opt_einsum.strategy""",
     "is no setting": """
         conj neg dispatch_mode generator_metaclass meta_in_tls_dispatch_include skip_next_torch_function
-        tensor_metadata torch_function_state tracing_state value_trace worker_pids worker_signal_handlers""",
+        tensor_metadata torch_function_state tracing_state value_trace worker_pids worker_signal_handlers fake_constant
+        vital native_aot_unconditional_masked cudnn.__cudnn_version cusparselt.__MAX_ALG_ID
+        cusparselt.__cusparselt_version mps._lib xeon.run_cpu.set_env xeon.run_cpu.set_memory_allocator
+        xeon.run_cpu.set_multi_thread_and_allocator __allow_nonbracketed_mutation_flag disable_global_flags""",
     "is recorded by another name, or in the header": """
         default_dtype grad_enabled float32_matmul_precision fp32_precision_setter cublas_allow_tf32 onednn_allow_tf32
-        deterministic_algorithms num_threads flush_denormal""",
+        deterministic_algorithms num_threads flush_denormal
+        fp32_precision cuda.fp32_precision cudnn.fp32_precision cudnn.rnn.fp32_precision mkldnn.fp32_precision
+        cuda.allow_tf32 cudnn.allow_tf32 mkldnn.allow_tf32 cuda.allow_fp16_accumulation
+        cuda.allow_bf16_reduced_precision_reduction cuda.allow_fp16_reduced_precision_reduction
+        cuda.preferred_blas_library cuda.preferred_linalg_library cuda.preferred_rocm_fa_library
+        cuda.prefer_cublaslt_grouped_gemm cuda.max_size cudnn.enabled cudnn.benchmark cudnn.benchmark_limit
+        cudnn.deterministic cudnn.depthwise_kernel miopen.immediate mkldnn.enabled mkldnn.deterministic
+        python_native.enabled""",
+    "sets several others": """
+        set_flags cudnn.set_flags miopen.set_flags mkldnn.set_flags nnpack.set_flags opt_einsum.set_flags
+        python_native.enable python_native.disable python_native.disabled""",
     "cannot be read, or only checks sparse tensors and shares a GPU": """
-        check_sparse_tensor_invariants sm_carveout_experimental""",
+        check_sparse_tensor_invariants sm_carveout_experimental
+        python_native.disable_dispatch_keys python_native.disable_operations
+        python_native.enable_dispatch_keys python_native.enable_operations cuda.size""",
 }
+
+
+def settings_of_backends() -> Iterator[str]:
+    """Yield the attributes and functions in the code of `torch.backends` that change settings, also of absent devices."""
+    for package in torch.backends.__path__:
+        for path in Path(package).rglob("*.py"):
+            module = ".".join(path.relative_to(package).with_suffix("").parts).removesuffix("__init__")
+            for node in ast.walk(ast.parse(path.read_text())):
+                for name in names_set_by(node):
+                    yield f"{module.rstrip('.')}.{name}".lstrip(".")
+
+
+def names_set_by(node: ast.AST) -> Iterator[str]:
+    match node:
+        case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call(func=ast.Name(id=kind))):
+            yield from [name] if kind.endswith("ContextProp") else ()
+        case ast.FunctionDef(name="__setattr__"):
+            compared = (part.comparators[0] for part in ast.walk(node) if isinstance(part, ast.Compare))
+            yield from (value.value for value in compared if isinstance(value, ast.Constant))
+        case ast.FunctionDef(name=name, decorator_list=decorators):
+            is_setter = any(isinstance(item, ast.Attribute) and item.attr == "setter" for item in decorators)
+            yield from [name] if is_setter or re.match("set_|enable|disable|allow_|preferred_", name) else ()
+        case ast.ClassDef(name="verbose"):
+            yield node.name
+        case ast.Global():
+            yield from node.names
 
 
 def test_each_setting_of_torch_is_recorded_or_left_out_for_a_reason() -> None:
     setters = [name.removeprefix("_set_") for name in dir(torch._C) if name.startswith("_set_")]
     setters += [name.removeprefix("set_") for name in dir(torch) if name.startswith("set_")]
+    backends = [*settings_of_backends()]
+    assert {"cudnn.benchmark_limit", "opt_einsum.strategy", "cuda.enable_flash_sdp"} <= {*backends}
     known = {*HOST_FLAGS.values(), *CUDA_FLAGS.values(), *" ".join(OTHERS.values()).split()}
-    assert not {*setters} - known
+    assert not {*setters, *backends} - known
 
 
 def test_invalid_settings_of_an_untrusted_trace_are_ignored() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -61,13 +62,16 @@ def test_settings_are_read_at_the_time_of_the_call(gpu: Nvml, monkeypatch: pytes
     assert before["fp32_precision"]["cudnn.conv"] == "tf32"
     torch.backends.cuda.enable_flash_sdp(False)
     setattr(torch.backends.cuda.matmul, name, False)
+    native = getattr(torch.backends, "python_native", None)
     try:
-        after = describe_accelerators(["cuda:0"])["settings"]
+        with nullcontext() if native is None else native.triton.disabled():
+            after = describe_accelerators(["cuda:0"])["settings"]
     finally:
         torch.backends.cuda.enable_flash_sdp(True)
         setattr(torch.backends.cuda.matmul, name, True)
     assert "flash" not in after["attention"]
     assert after[name] is False
+    assert [facts.get("triton_kernels") for facts in (before, after)] == ([None] * 2 if native is None else [True, False])
 
 
 def test_unavailable_facts_are_left_out(gpu: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
