@@ -89,8 +89,8 @@ def _in_sizes(indices: Tensor, call: Call) -> Tensor:
 
 def _images(rois: Tensor, call: Call) -> Tensor:
     images = next(iter(call.values())).shape[0] if "batch_size" not in call else call["batch_size"]
-    # a coordinate that is not a number, or overflows, becomes any index
-    most = min(1e9, torch.finfo(rois.dtype).max)
+    # a coordinate that is not a number, or overflows, becomes any index, and the size of a table is a product of two
+    most = min(1e4 / max(abs(call["spatial_scale"]), 1e-5), torch.finfo(rois.dtype).max)
     return torch.cat([_clamp(rois[:, :1].nan_to_num(), images - 1), rois[:, 1:].nan_to_num().clamp(-most, most)], 1)
 
 

@@ -214,6 +214,8 @@ _nested_compute_contiguous_strides_offsets
 torchvision::{,_}{roi_align,roi_pool,ps_roi_align,ps_roi_pool}{,_backward}
     # coordinates that overflow become indices
     rois: boxes 5; abs(spatial_scale) <= (1 if rois.dtype == float16 else 1e9)
+    # the size of a table is their product, in 32 bits
+    max(pooled_height, pooled_width) <= 2**14; (sampling_ratio or 0)**2 * pooled_height * pooled_width < 2**31
 torchvision::_{roi_align,roi_pool,ps_roi_align,ps_roi_pool}_backward
     min(batch_size, channels, height, width, pooled_height, pooled_width) > 0
     rois argmax channel_mapping: memory; argmax channel_mapping: *grad.shape

@@ -225,10 +225,19 @@ def test_gradients_of_regions_stay_in_the_image() -> None:
         check_agreement(function, args, {})
         bound_indices(function, args, {})
         assert places.unique().tolist() == [15]
-        assert rois.tolist() == [[0, 0, 1e9, 0, 3]]
+        assert rois.tolist() == [[0, 0, 1e4, 0, 3]]
         for place, other in ((0, f(1, 1, 3, 2)), (2, places[..., :1].expand(1, 1, 2, 2)), (3, float("nan")), (8, 0)):
             with pytest.raises(Unsupported):
                 check_agreement(function, (*args[:place], other, *args[place + 1 :]), {})
+
+
+@pytest.mark.parametrize("changes", [{"sampling_ratio": 1 << 20}, {"pooled_height": 1 << 15}])
+def test_table_of_regions_has_no_more_entries_than_an_integer_counts(changes: dict[str, int]) -> None:
+    sizes = {"spatial_scale": 0.25, "pooled_height": 7, "pooled_width": 7, "sampling_ratio": 2}
+    call = {"input": f(1, 4, 9, 9), "rois": f(3, 5), **sizes}
+    name = "torchvision::roi_align"
+    assert all(actual == expected for _, actual, expected in required_sizes(name, call, CHECKS[name]))
+    assert any(actual != expected for _, actual, expected in required_sizes(name, call | changes, CHECKS[name]))
 
 
 def test_gradients_of_deformable_convolutions_have_the_sizes_of_the_forward() -> None:

@@ -320,12 +320,27 @@ def changes(call: Call, number: int) -> Iterator[Call]:
     draw.shuffle(every)
     for place, other in every:
         yield tree_unflatten([*leaves[:place], other, *leaves[place + 1 :]], form)
+    yield from resized(leaves, form)
     # two at once
     for _ in range(len(every)):
         (one, other), (two, another) = draw.choice(every), draw.choice(every)
         both = [*leaves]
         both[one], both[two] = other, another
         yield tree_unflatten(both, form)
+
+
+def resized(leaves: list[Any], form: Any) -> Iterator[Call]:
+    """Yield calls in which a size is another one wherever it occurs, so that sizes agree."""
+    for size in {size for leaf in leaves if isinstance(leaf, torch.Tensor) for size in leaf.shape}:
+        for other in {0, 1, size + 1, 4 * size + 3} - {size}:
+            yield tree_unflatten([_with_size(leaf, size, other) for leaf in leaves], form)
+
+
+def _with_size(leaf: Any, size: int, other: int) -> Any:
+    if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided and not leaf.is_quantized:
+        shape = [other if item == size else item for item in leaf.shape]
+        return leaf if shape == [*leaf.shape] else torch.ones(shape, dtype=leaf.dtype)
+    return other if type(leaf) is int and leaf == size else leaf
 
 
 def run_call(function: Any, call: Call) -> bool:
