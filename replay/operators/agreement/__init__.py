@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from types import BuiltinFunctionType
 from typing import Any
 
 import torch
@@ -71,16 +72,40 @@ def _needs_checks(function: Any) -> bool:
     return schema.name in CHECKS or is_composite(function) or any(argument.is_out for argument in schema.arguments)
 
 
+class _CheckedGraph(fx.Interpreter):
+    """Runs a graph in which calls do not pass on sparse, nested or other tensors that consist of several parts.
+
+    An operator trusts such a tensor, but another call may have made it without checks, or may have changed a part.
+    """
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module)
+        self.extra_traceback = False  # adds the place in the graph to errors
+        self._used: list[torch.Tensor] = []
+
+    def run_node(self, n: fx.Node) -> Any:
+        is_call = n.op == "call_function" and not isinstance(n.target, BuiltinFunctionType)
+        arguments = _with_parts(self.fetch_args_kwargs_from_env(n)) if is_call else []
+        if any(tensor is other for tensor in arguments for other in self._used):
+            raise Unsupported("a call uses a sparse or nested tensor of another call, which is not checked")
+        result = super().run_node(n)
+        self._used += arguments + (_with_parts(result) if is_call else [])
+        return result
+
+
+def _with_parts(tree: Any) -> list[torch.Tensor]:
+    return [tensor for tensor in tensors_in(tree) if tensor.is_nested or tensor.layout is not torch.strided]
+
+
 def check_graph(module: fx.GraphModule, args: tuple[Any, ...]) -> None:
-    """Run a subgraph once if it calls operators that need checks; raise `Unsupported` for invalid sizes or indices."""
+    """Run a subgraph once; raise `Unsupported` if a call has invalid sizes, indices or tensors."""
     # a call that is checked when it runs keeps its operator in `operator`
     called = (getattr(node.target, "operator", node.target) for node in module.graph.nodes if node.op == "call_function")
-    if any(map(_needs_checks, called)):
-        before = _sizes(args)
-        with torch.no_grad(), _CheckedCalls():
-            fx.Interpreter(module).run(*args)
-        if before != _sizes(args):
-            raise Unsupported("it changes the sizes of its arguments, so that only its first run can be checked")
+    before = _sizes(args)
+    with torch.no_grad(), _CheckedCalls():
+        _CheckedGraph(module).run(*args)
+    if before != _sizes(args) and any(map(_needs_checks, called)):
+        raise Unsupported("it changes the sizes of its arguments, so that only its first run can be checked")
 
 
 def checking_again(function: Function) -> Function:

@@ -424,6 +424,20 @@ def test_unit_with_unexpected_inner_results_is_refused() -> None:
         check_graph(torch.fx.GraphModule(nn.Module(), graph), (f(1, 64, 1, 1),))
 
 
+def test_unit_does_not_use_a_sparse_tensor_whose_indices_another_call_may_have_changed() -> None:
+    x = f(3, 3).fill_(1).to_sparse()
+    changed, made = torch.fx.Graph(), torch.fx.Graph()
+    taken = changed.placeholder("x")
+    indices = changed.call_function(ATEN._indices.default, (taken,))
+    changed.call_function(ATEN.fill_.Scalar, (indices, FAR))
+    # its indices are uninitialized memory
+    empty = made.call_function(ATEN.new_empty.default, (made.placeholder("x"), [3, 3]))
+    for graph, operand in ((changed, taken), (made, empty)):
+        graph.output(graph.call_function(ATEN.mm.default, (operand, operand)))
+        with pytest.raises(Unsupported, match="sparse or nested tensor of another call"):
+            check_graph(torch.fx.GraphModule(nn.Module(), graph), (x,))
+
+
 def test_operators_of_this_torch_version_were_reviewed_for_unchecked_sizes() -> None:
     version = tuple(map(int, torch.__version__.split(".")[:2]))
     assert min(REVIEWED) <= version <= max(REVIEWED), (
