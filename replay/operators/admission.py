@@ -136,8 +136,8 @@ def is_installed(name: str) -> bool:
 
 @cache
 def is_torch_extension(name: str) -> bool:
-    """Return True if a module is an installed library that is linked with torch."""
-    spec = _spec_of(name)
+    """Return True if a module is an installed library that is linked with torch, and no part of torch."""
+    spec = None if name.startswith(f"{ALL_OF_TORCH}.") else _spec_of(name)
     path = Path((spec and spec.origin) or "")
     if not path.name.endswith(_LIBRARIES) or not {"site-packages", "dist-packages"} & {*path.parts}:
         return False

@@ -100,7 +100,9 @@ def _with_parts(tree: Any) -> list[torch.Tensor]:
 def check_graph(module: fx.GraphModule, args: tuple[Any, ...]) -> None:
     """Run a subgraph once; raise `Unsupported` if a call has invalid sizes, indices or tensors."""
     # a call that is checked when it runs keeps its operator in `operator`
-    called = (getattr(node.target, "operator", node.target) for node in module.graph.nodes if node.op == "call_function")
+    called = (
+        getattr(node.target, "operator", node.target) for node in module.graph.nodes if node.op == "call_function"
+    )
     before = _sizes(args)
     with torch.no_grad(), _CheckedCalls():
         _CheckedGraph(module).run(*args)

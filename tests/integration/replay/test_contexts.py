@@ -157,7 +157,7 @@ OTHERS = {
 
 
 def settings_of_backends() -> Iterator[str]:
-    """Yield the attributes and functions in the code of `torch.backends` that change settings, also of absent devices."""
+    """Yield the attributes and functions in the code of `torch.backends` that set something, also of absent devices."""
     for package in torch.backends.__path__:
         for path in Path(package).rglob("*.py"):
             module = ".".join(path.relative_to(package).with_suffix("").parts).removesuffix("__init__")

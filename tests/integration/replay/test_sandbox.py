@@ -167,7 +167,9 @@ def has_bubblewrap() -> bool:
     return True
 
 
-bubblewrap_only = pytest.mark.skipif(not has_bubblewrap(), reason="no bubblewrap that can confine processes: make browser")
+bubblewrap_only = pytest.mark.skipif(
+    not has_bubblewrap(), reason="no bubblewrap that can confine processes: make browser"
+)
 
 
 @bubblewrap_only

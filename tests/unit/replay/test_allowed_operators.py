@@ -194,6 +194,15 @@ def test_hint_names_only_installed_extensions_of_torch(tmp_path: Path, monkeypat
         return refusal.value.with_command("t.jsonl", [])
 
     assert hint("fast._C:scale").endswith("run it with opreplay t.jsonl --extension fast._C")
-    others = ("fast._other:f", "fast.plain:f", "posix:system", "builtins:exec", "os:system", "numpy.random.mtrand:f")
+    others = (
+        "torch._C:import_ir_module",
+        "fast._other:f",
+        "fast.plain:f",
+        "posix:system",
+        "builtins:exec",
+        "os:system",
+        "numpy.random.mtrand:f",
+    )
     assert {hint(name).partition(": ")[2] for name in others} == {LOOK_FOR}
     assert hint("__main__:f", str(folder / "plain.py")).endswith(LOOK_FOR)
+    assert hint("fast.plain:f", "torch._C").endswith(LOOK_FOR)

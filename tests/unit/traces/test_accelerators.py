@@ -71,7 +71,9 @@ def test_settings_are_read_at_the_time_of_the_call(gpu: Nvml, monkeypatch: pytes
         setattr(torch.backends.cuda.matmul, name, True)
     assert "flash" not in after["attention"]
     assert after[name] is False
-    assert [facts.get("triton_kernels") for facts in (before, after)] == ([None] * 2 if native is None else [True, False])
+    assert [facts.get("triton_kernels") for facts in (before, after)] == (
+        [None] * 2 if native is None else [True, False]
+    )
 
 
 def test_unavailable_facts_are_left_out(gpu: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
