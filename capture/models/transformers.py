@@ -174,9 +174,10 @@ def usual_class(model_type: str) -> str | None:
 
 def find_class(name: str) -> type[Any]:
     package = needed("transformers", EXTRA)
-    named_class: Any = (
-        getattr(package, usual_class(name) or name, None) if name in model_types() else _class_named(package, name)
-    )
+    is_known = name in model_types()
+    # look up names from outside only among the package's exports
+    class_name = (usual_class(name) or name) if is_known else name
+    named_class: Any = getattr(package, class_name, None) if is_known or name in dir(package) else None
     if isinstance(named_class, type) and issubclass(named_class, package.PreTrainedModel):
         architecture: type[Any] = named_class
         if getattr(architecture, "config_class", None) is not None:
@@ -184,11 +185,6 @@ def find_class(name: str) -> type[Any]:
     names = {*model_types(), *(other for other in dir(package) if "For" in other or other.endswith("Model"))}
     hint = did_you_mean(name, names, "name a class, as BertForMaskedLM, or a model type, as bert", "transformers:{}")
     raise UserError(f"transformers has no model {name!r}", hint)
-
-
-def _class_named(package: Any, name: str) -> Any:
-    # look up names from outside only among the package's exports
-    return getattr(package, name, None) if name in dir(package) else None
 
 
 def make_config(model_class: type[Any], cfg_options: Sequence[str], sizes: Mapping[str, Any]) -> Any:

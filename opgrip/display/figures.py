@@ -175,16 +175,13 @@ def as_html(lines: Sequence[str], table: pd.DataFrame, draw: Callable[[], Figure
     for name in table.select_dtypes(exclude="number"):
         shown[name] = [printable(cell) if isinstance(cell, str) else cell for cell in table[name]]
     forms = {"share": lambda share: f"{share:.1%}"} if "share" in shown else {}
+    number = lambda value: f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"  # noqa: E731
     cells = shown.to_html(
-        index=False, max_rows=MOST_ROWS, float_format=_number, formatters=forms, na_rep="", border=0, justify="left"
+        index=False, max_rows=MOST_ROWS, float_format=number, formatters=forms, na_rep="", border=0, justify="left"
     )
     image = "" if draw is None else _image(draw, lines[0])
     paragraphs = "".join(f"<p>{escape(printable(line))}</p>" for line in lines)
     return f'<div class="{PLAIN_TEXT}">{paragraphs}{image}{cells}</div>'
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def _image(draw: Callable[[], Figure], description: str) -> str:

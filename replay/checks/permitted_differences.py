@@ -93,11 +93,11 @@ def chosen_otherwise(
     elements, such as `sort`.
     """
     position = INDEX_OUTPUT.get(operator.packet, len(reference))
-    if operator.schema is None or _stable(operator, arguments) or not len(actual) == len(reference) > position:
-        return {}
-    if not all(isinstance(part[position], Tensor) for part in (actual, reference)):
+    if operator.schema is None or not len(actual) == len(reference) > position:
         return {}
     bound = operator.bound(arguments)
+    if bound.get("stable") or not all(isinstance(part[position], Tensor) for part in (actual, reference)):
+        return {}
     ours, theirs = actual[position].cpu(), reference[position].cpu()
     if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
         return {}
@@ -108,10 +108,6 @@ def chosen_otherwise(
         fine = reasons[1] is None and values.dtype == expected_values.dtype and _equal(values, pointed)
         reasons[0] = None if fine else "values that differ from those at the returned indices"
     return reasons
-
-
-def _stable(operator: Named, arguments: Arguments) -> bool:
-    return bool(operator.bound(arguments).get("stable"))
 
 
 def _along_dimension(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | None:

@@ -121,7 +121,7 @@ def judge(differences: Sequence[Difference], margin: float) -> list[RatioVerdict
             room = _room(item, margin, -float(special.stdtrit(item.freedom, level / 2)))
             more_runs = _missing(2 * item.variance, room, min(item.base_runs, item.new_runs))
             more_new_runs = _missing(item.variance, room - item.variance / item.base_runs, item.new_runs)
-        ratio, least, most = (_exp(value) for value in (item.log_ratio, low, high))
+        ratio, least, most = (exp(min(max(value, -MOST_LOG), MOST_LOG)) for value in (item.log_ratio, low, high))
         judgements.append(RatioVerdict(verdict, ratio, least, most, probability, more_runs, more_new_runs))
     return judgements
 
@@ -144,10 +144,6 @@ def _missing(variance: float, room: float, runs: int) -> int | None:
     if not room > 0 or variance / room > runs + MOST_RUNS:
         return None
     return max(ceil(variance / room) - runs, 1)
-
-
-def _exp(value: float) -> float:
-    return exp(min(max(value, -MOST_LOG), MOST_LOG))
 
 
 # relative differences of a device's clock and of the memory read rate above which they may explain a slower run

@@ -147,11 +147,6 @@ _NUMBERS = re.compile(r"int|float|bool|Tensor")
 _ADDRESS_ARGUMENTS = re.compile(r".*(data_ptr|pointer|address).*|ptr|\w+_ptr")
 
 
-def _names_a_file(argument: Any) -> bool:
-    # einsum's path is a list of integers
-    return bool(_FILE_ARGUMENTS.fullmatch(argument.name)) and not _NUMBERS.search(str(argument.type))
-
-
 def is_private(function: Any) -> bool:
     namespace, _, name = function._schema.name.partition("::")
     if namespace != "aten" or name.startswith("_"):
@@ -176,7 +171,9 @@ def refusal(function: Any, extensions: Collection[str] = ()) -> str | None:
         return "is for torch's own compilers and runtimes"
     if not is_trusted(namespace, extensions):
         return f"is not trusted: {LOOK_FOR}"
-    if name in READS_OR_WRITES_FILES or any(map(_names_a_file, schema.arguments)):
+    # einsum's path is a list of integers
+    texts = (argument.name for argument in schema.arguments if not _NUMBERS.search(str(argument.type)))
+    if name in READS_OR_WRITES_FILES or any(map(_FILE_ARGUMENTS.fullmatch, texts)):
         return "reads or writes files"
     if any(_ADDRESS_ARGUMENTS.fullmatch(argument.name) for argument in schema.arguments):
         return "takes a memory address"
@@ -242,6 +239,7 @@ def find_operator(signature: Signature, extensions: Collection[str] = TRUSTED_EX
 
     Raises `Unsupported` if it is missing, not trusted or not allowed, or if an extension cannot be imported.
     """
+    namespace, origin = signature.op.partition(".")[0], signature.registered_by
     for extension in _named_by_user(extensions):
         # also for torch's operators, because an extension may register kernels for them
         if not any(absent_extensions([extension])):
@@ -256,12 +254,11 @@ def find_operator(signature: Signature, extensions: Collection[str] = TRUSTED_EX
         try:
             return Operator(_find_function(signature.op, extensions), mutates=True)
         except Untrusted as error:
-            raise Untrusted(error.subject, error.extension or signature.registered_by) from error
-    namespace, origin = signature.op.partition(".")[0], signature.registered_by
+            raise Untrusted(error.subject, error.extension or origin) from error
     is_custom = namespace not in COMPUTING | BETWEEN_PROCESSES | OF_TORCH_ITSELF
     if origin is not None and is_custom and not is_trusted(namespace, extensions):
         raise Untrusted(signature.op, origin)
-    function = _find_overload(signature.op, extensions)
+    function = _find_overload(signature.op)
     reason = refusal(function, extensions)
     if reason is not None:
         raise Unsupported(f"{signature.op} {reason}")
@@ -289,7 +286,7 @@ def is_view(signature: Signature) -> bool:
     return all(value.alias_info is not None for value in schema.returns)
 
 
-def _find_overload(name: str, extensions: Collection[str] = ()) -> Any:
+def _find_overload(name: str) -> Any:
     if name.partition(".")[0] in BETWEEN_PROCESSES:
         raise Unsupported(f"{name} {NO_OTHERS}")
     match = _OPERATOR.fullmatch(name)
@@ -303,9 +300,6 @@ def _find_overload(name: str, extensions: Collection[str] = ()) -> Any:
             # torchvision for another version of torch raises a RuntimeError
             with suppress(ImportError, RuntimeError):
                 import_trusted(module)
-        if namespace not in COMPUTING:
-            for module in _named_by_user(extensions):
-                namespaces_of(module)
         function = _registered(namespace, packet, overload)
     if not isinstance(function, torch._ops.OpOverload):
         raise Unsupported(f"{name} is not registered in torch {torch.__version__}")

@@ -322,14 +322,6 @@ def _attention(backward: bool) -> Formula:
     return formula
 
 
-def _cdist(call: OperatorCall) -> float:
-    return float(3 * call.outs[0].numel() * call.values["x1"].shape[-1])
-
-
-def _linear(call: OperatorCall) -> float:
-    return float(call.elements * 2 * call.values["input"].shape[-1])
-
-
 def _per_parameter(operations: int) -> Formula:
     return lambda call: operations * sum(tensor.numel() for tensor in call.values["self"])
 
@@ -382,9 +374,9 @@ FORMULAS: dict[str, Formula] = {
     "aten.dot": _dot,
     "aten.vdot": _dot,
     "aten.addr": lambda call: 2 * call.elements,
-    "aten.linear": _linear,
+    "aten.linear": lambda call: call.elements * 2 * call.values["input"].shape[-1],
     "aten._int_mm": lambda call: 2 * call.elements * call.values["self"].shape[-1],
-    "aten._cdist_forward": _cdist,
+    "aten._cdist_forward": lambda call: 3 * call.outs[0].numel() * call.values["x1"].shape[-1],
     "aten._scaled_dot_product_flash_attention_for_cpu": _attention(backward=False),
     "aten._scaled_dot_product_flash_attention_for_cpu_backward": _attention(backward=True),
     "aten.nll_loss_forward": lambda call: 2 * call.values["target"].numel(),

@@ -183,9 +183,11 @@ def workload_for(request: RunRequest, trace: Trace = NO_TRACE) -> Workload:
         from opgrip.replay.batch_scale import BatchScale
 
         batches = BatchScale(trace)
+    # arguments that are no tensors may name a device, as `device='cuda'` in a TritonBench file
+    default = "cpu" if recorded == "cpu" and "converted_from" in trace.header else None
     return Workload(
         request,
-        place=device_map(recorded, requested or _default_device(trace, recorded)),
+        place=device_map(recorded, requested or default),
         device=device,
         timing=timing,
         adds_gradients=timing.backward and not says_gradients(trace.header),
@@ -195,11 +197,6 @@ def workload_for(request: RunRequest, trace: Trace = NO_TRACE) -> Workload:
         and has_backward(trace),
         batches=batches,
     )
-
-
-def _default_device(trace: Trace, recorded: str) -> str | None:
-    # arguments that are no tensors may name a device, as `device='cuda'` in a TritonBench file
-    return "cpu" if recorded == "cpu" and "converted_from" in trace.header else None
 
 
 def recorded_device(trace: Trace) -> str:

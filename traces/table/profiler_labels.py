@@ -94,17 +94,14 @@ def _blocks(
     calls: pd.DataFrame, signatures: Iterable[Signature]
 ) -> Iterator[tuple[slice, np.ndarray[Any, np.dtype[np.bool_]], str]]:
     # for each label, outer ones first: rows from its first to its last call, which of them it is around, and the label
-    threads, processes = _threads(calls), _processes(calls)
+    threads = calls.groupby(["process", "thread"], sort=False, observed=True, dropna=False).ngroup().to_numpy()
+    processes = _processes(calls)
     of_autograd = calls["thread"].astype(str).str.startswith(AUTOGRAD).to_numpy()
     for first, stop, label in sorted(_ranges(calls, threads, {item.number: item for item in signatures})):
         # the row after the last call closes the label
         span = slice(first, stop + 1)
         of_backward = of_autograd[span] & (processes[span] == processes[first])
         yield span, of_backward | (threads[span] == threads[first]), label
-
-
-def _threads(calls: pd.DataFrame) -> np.ndarray[Any, Any]:
-    return calls.groupby(["process", "thread"], sort=False, observed=True, dropna=False).ngroup().to_numpy()
 
 
 def _processes(calls: pd.DataFrame) -> np.ndarray[Any, Any]:

@@ -108,10 +108,6 @@ def is_made(item: object, name: str) -> bool:
 HTML_ROWS = 20  # number of operators that a notebook shows
 
 
-def _none() -> Integers:
-    return np.empty(0, dtype=np.int64)
-
-
 @dataclass(frozen=True, repr=False)
 class Trace:
     """A trace file loaded into memory.
@@ -161,7 +157,7 @@ class Trace:
     scopes: list[Scope]
     values: dict[int, ValueModel]
     calls: LazyField[pd.DataFrame] = LazyField()
-    storages: LazyField[Integers] = LazyField(_none)
+    storages: LazyField[Integers] = LazyField(lambda: np.empty(0, dtype=np.int64))
     unfinished: LazyField[list[Entered]] = LazyField(list)
     source: CallSource = field(default_factory=lambda: CallSource(tuple))
     threads: dict[int, Thread] = field(default_factory=dict)

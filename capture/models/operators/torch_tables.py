@@ -210,15 +210,13 @@ def _operator_entry(info: Any, categories: frozenset[str]) -> OperatorEntry:
         categories=categories,
         function=info.op or info.inplace_variant,
         in_place=info.inplace_variant if info.op else None,
-        dtypes=lambda device: _in_order(info.supported_dtypes(torch.device(device).type)),
+        # float32 first: an operator that fails there fails for all dtypes
+        dtypes=lambda device: tuple(
+            sorted(info.supported_dtypes(torch.device(device).type), key=lambda it: (it is not torch.float32, str(it)))
+        ),
         differentiable=lambda device: frozenset(info.supported_backward_dtypes(torch.device(device).type)),
         samples=partial(_samples, info),
     )
-
-
-def _in_order(dtypes: Any) -> tuple[torch.dtype, ...]:
-    # float32 first: an operator that fails there fails for all dtypes
-    return tuple(sorted(dtypes, key=lambda dtype: (dtype is not torch.float32, str(dtype))))
 
 
 def _samples(info: Any, device: str, dtype: torch.dtype, wants_grad: bool) -> Iterator[Arguments]:

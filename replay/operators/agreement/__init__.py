@@ -65,19 +65,7 @@ def check_parts(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any])
             return
 
 
-def _needs_checks(function: Any) -> bool:
-    schema = getattr(function, "_schema", None)
-    if schema is None:
-        return False
-    return schema.name in CHECKS or is_composite(function) or any(argument.is_out for argument in schema.arguments)
-
-
 class _CheckedGraph(fx.Interpreter):
-    """Runs a graph in which calls do not pass on sparse, nested or other tensors that consist of several parts.
-
-    An operator trusts such a tensor, but another call may have made it without checks, or may have changed a part.
-    """
-
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module)
         self.extra_traceback = False  # adds the place in the graph to errors
@@ -86,6 +74,7 @@ class _CheckedGraph(fx.Interpreter):
     def run_node(self, n: fx.Node) -> Any:
         is_call = n.op == "call_function" and not isinstance(n.target, BuiltinFunctionType)
         arguments = _with_parts(self.fetch_args_kwargs_from_env(n)) if is_call else []
+        # operators trust its indices, but another call may have changed them, or made it without checks
         if any(tensor is other for tensor in arguments for other in self._used):
             raise Unsupported("a call uses a sparse or nested tensor of another call, which is not checked")
         result = super().run_node(n)
@@ -99,26 +88,23 @@ def _with_parts(tree: Any) -> list[torch.Tensor]:
 
 def check_graph(module: fx.GraphModule, args: tuple[Any, ...]) -> None:
     """Run a subgraph once; raise `Unsupported` if a call has invalid sizes, indices or tensors."""
-    # a call that is checked when it runs keeps its operator in `operator`
-    called = (
-        getattr(node.target, "operator", node.target) for node in module.graph.nodes if node.op == "call_function"
-    )
     before = _sizes(args)
     with torch.no_grad(), _CheckedCalls():
         _CheckedGraph(module).run(*args)
-    if before != _sizes(args) and any(map(_needs_checks, called)):
+    if before != _sizes(args):
         raise Unsupported("it changes the sizes of its arguments, so that only its first run can be checked")
 
 
 def checking_again(function: Function) -> Function:
     """Return a function that checks the arguments of `function` again whenever their sizes differ from those before."""
-    run = bounding(function)
-    if not _needs_checks(function):
+    run, schema = bounding(function), getattr(function, "_schema", None)
+    if schema is None or not (schema.name in CHECKS or is_composite(function) or schema.is_mutable):
         return run
     checked: list[object] = [None]
 
     def checked_call(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or checked[0] == (sizes := _sizes((args, kwargs))):
+        sizes = _sizes((args, kwargs))
+        if torch.compiler.is_compiling() or checked[0] == sizes:
             return run(*args, **kwargs)
         check_agreement(function, args, kwargs)
         with checking_parts(function):
@@ -126,7 +112,6 @@ def checking_again(function: Function) -> Function:
         checked[0] = sizes
         return result
 
-    checked_call.operator = function  # type: ignore[attr-defined]
     return checked_call
 
 

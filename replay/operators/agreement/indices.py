@@ -76,11 +76,6 @@ def _segment_lengths(lengths: Tensor, call: Call) -> Tensor:
     return fitting_lengths(lengths, count, count)
 
 
-def _shares(samples: Tensor, call: Call) -> Tensor:
-    # each places a pooling window within its range of possible positions
-    return samples.nan_to_num().clamp(0, 1)
-
-
 def _in_sizes(indices: Tensor, call: Call) -> Tensor:
     # without sizes, the largest indices decide them
     sizes = call.get("size", indices.amax(-1) + 1)[: indices.shape[0]]
@@ -160,7 +155,8 @@ _BOUNDS: Mapping[str, Mapping[str, Bound]] = {
     "linalg_ldl_solve": {"pivots": _pairs},
     # torch checks for infinite values only in linalg_eig
     "{,_}linalg_eigvals": {"self": lambda matrix, call: matrix.nan_to_num()},
-    "fractional_max_pool{2,3}d": {"random_samples": _shares},
+    # each places a pooling window within its range of possible positions
+    "fractional_max_pool{2,3}d": {"random_samples": lambda samples, call: samples.nan_to_num().clamp(0, 1)},
     "segment_reduce _segment_reduce_backward": {"lengths": _segment_lengths, "offsets": _ascending_up_to(_segmented)},
     # the number of elements stands for a row without elements
     "_sparse_mm_reduce_impl_backward": {"arg_out": _below(lambda call: call["self"]._nnz() + 1)},
@@ -250,7 +246,6 @@ def bounding(function: Function) -> Function:
         args, kwargs = rules.replace(args, kwargs, {name: bounded for name, _, bounded in rules.bounded(args, kwargs)})
         return function(*args, **kwargs)
 
-    bounded_call.operator = function  # type: ignore[attr-defined]
     return bounded_call
 
 

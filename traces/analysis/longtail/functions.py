@@ -283,12 +283,13 @@ COLUMNS = (
     _ms("fused ms", "fused_ns", 3, ",.3f"),
     TableColumn("function", lambda row: row[0].name, least=24),
     # without the program that the trace names, which may be anything
-    TableColumn("grip it with", lambda row: _grip_command(row[0]), below=True, is_command=True, most=1000),
+    TableColumn(
+        *("grip it with", lambda row: f"opcapture ... --grip {shlex.quote(row[0].pattern)}"),
+        below=True,
+        is_command=True,
+        most=1000,
+    ),
 )
-
-
-def _grip_command(function: LongTailFunction) -> str:
-    return f"opcapture ... --grip {shlex.quote(function.pattern)}"
 
 
 def write_rows(longtail: LongTail, path: Path, force: bool) -> None:
