@@ -73,7 +73,7 @@ openmmlab: $(OPENMMLAB) ## add mmengine, mmcv, mmdet and mmsegmentation
 
 runtimes: $(RUNTIMES) ## add ONNX Runtime, TVM, XLA and TensorFlow for modes, Ray, Triton and a web service
 
-browser: $(BROWSER) ## add the packages that test pages in a browser and notebooks; Chromium and bubblewrap if Debian's packages are available
+browser: $(BROWSER) ## add the packages that test pages in a browser and notebooks, and Debian's Chromium and bubblewrap if available
 
 docs: $(DOCS) ## build the documentation as a site in build/site, which needs no network
 	@# not -q, which also keeps warnings from --strict
