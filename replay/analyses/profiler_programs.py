@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from opgrip.cli.command import own_python
+from opgrip.cli.output_files import read_input
 from opgrip.errors import UserError
 from opgrip.replay.cases.selection import Point, Variant
 from opgrip.replay.results.results import Result
@@ -91,7 +92,7 @@ class Flags:
 def arguments_in(path: Path, flags: Flags) -> list[str]:
     """Return the words of a file of profiler arguments, split as a shell does, without `#` comments."""
     try:
-        words = shlex.split(path.read_text(encoding="utf-8"), comments=True)
+        words = shlex.split(read_input(path, 1 << 20, "name a file of arguments").decode(), comments=True)
     except (OSError, ValueError) as error:
         raise UserError(
             f"{path} cannot be read as arguments: {error}",

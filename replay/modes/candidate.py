@@ -15,6 +15,7 @@ from typing import Any
 
 from opgrip.cli.command import did_you_mean
 from opgrip.cli.options import OUTPUT, RUN, option, titled
+from opgrip.cli.output_files import read_input
 from opgrip.errors import UserError
 from opgrip.replay.modes import CANDIDATE, Program, Task, mode
 from opgrip.replay.operators.admission import extension_of, import_trusted, module_of
@@ -52,7 +53,8 @@ class Candidate:
         if self.source == IN_PROCESS or module_of(self.source) == self.source:
             return ""
         try:
-            return hashlib.blake2b(Path(self.source).read_bytes(), digest_size=16).hexdigest()
+            source = read_input(Path(self.source), 1 << 30, "name a Python file or library")
+            return hashlib.blake2b(source, digest_size=16).hexdigest()
         except OSError as error:
             raise UserError(f"{self.source} cannot be read", str(error.strerror)) from error
 

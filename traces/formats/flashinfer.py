@@ -286,7 +286,7 @@ def _with_values(
     try:
         if (name, key, tensor) not in data_set.models:
             data_set.models[name, key, tensor] = _model(data_set, builder, tensor, name, key)
-    except (FormatError, ValueError, OSError) as error:
+    except (UserError, ValueError, OSError) as error:
         note = f"values of tensors: {name[:200]} is not read ({error})"
         if note not in losses.defaults and len(losses.defaults) < 50:
             losses.defaults.append(note)

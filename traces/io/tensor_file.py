@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from opgrip.cli.output_files import open_input
 from opgrip.errors import FormatError, UserError, one_line
 
 HEADER_FIELD = "values_file"  # field of a trace's header that names the file
@@ -114,7 +115,7 @@ class TensorFile:
 def read_foreign_tensor(path: Path, key: str) -> torch.Tensor:
     package = load_safetensors()
     try:
-        with path.open("rb") as file:
+        with open_input(path) as file:
             if int.from_bytes(file.read(8), "little") > HEADER_BYTES:
                 raise FormatError(f"the header of the file has more than {HEADER_BYTES:,} bytes")
         with package.safe_open(str(path), framework="pt") as tensors:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import is_dataclass
 from pathlib import Path
@@ -311,6 +312,9 @@ def test_traces_of_one_salt_have_the_same_names(tmp_path: Path) -> None:
         (tmp_path / "weak").write_bytes(weak)
         with pytest.raises(UserError, match="contains no salt"):
             salt_of(tmp_path / "weak")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UserError, match="is a pipe"):
+        salt_of(tmp_path / "pipe")
 
 
 def test_every_byte_of_the_salt_counts() -> None:

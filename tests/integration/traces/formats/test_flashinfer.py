@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -111,11 +112,13 @@ def test_stored_values_are_restored(tmp_path: Path) -> None:
     assert trace.signatures[0].args[2].values == 0
 
 
-@pytest.mark.parametrize("name", ["../a.safetensors", "/etc/passwd", "blob/none.safetensors"])
+@pytest.mark.parametrize("name", ["../a.safetensors", "/etc/passwd", "blob/none.safetensors", "blob/pipe.safetensors"])
 def test_missing_or_outside_values_file_is_reported(tmp_path: Path, name: str) -> None:
     write_foreign_tensors(tmp_path / "a.safetensors", {"index": torch.tensor([8, 0, 3])})
     source = {"type": "safetensors", "path": name, "tensor_key": "index"}
     path = data_set(tmp_path / "set", GATHER, lines=workload("index_select_1", {"k": 3}, {"index": source}))
+    (tmp_path / "set" / "blob").mkdir()
+    os.mkfifo(tmp_path / "set" / "blob" / "pipe.safetensors")
     reader = TraceReader(path)
     assert not load(path, reader=reader).values
     assert any(name in text for text in reader.losses.defaults)
