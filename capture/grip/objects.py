@@ -269,7 +269,9 @@ class _Taker:
 
     def _take(self, value: Any) -> Any:
         kind = type(value)
-        if kind in _PLAIN or (kind is slice and _is_plain_slice(value)):
+        if kind in _PLAIN or (
+            kind is slice and all(item is None or type(item) is int for item in (value.start, value.stop, value.step))
+        ):
             return value
         if kind is list:
             return [self.take(item) for item in value]
@@ -497,10 +499,6 @@ def _checked_set(value: set[Any] | frozenset[Any]) -> set[Any] | frozenset[Any]:
 
 def _is_hashable(value: Any) -> bool:
     return type(value) in _HASHABLE or (type(value) is tuple and all(map(_is_hashable, value)))
-
-
-def _is_plain_slice(value: slice) -> bool:
-    return all(item is None or type(item) is int for item in (value.start, value.stop, value.step))
 
 
 def _type_name(value: Any) -> str:

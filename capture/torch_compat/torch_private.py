@@ -240,10 +240,6 @@ def _add_tensor(manager: Any, tensor: torch.Tensor) -> bool:
     return True
 
 
-def _fx_flag() -> bool:
-    return bool(getattr(torch.fx._symbolic_trace, "_is_fx_tracing_flag", False))
-
-
 _is_transformed = _places.take(
     "torch._C._functorch.is_functorch_wrapped_tensor", lambda tensor: False, "calls inside vmap are kept like others"
 )
@@ -252,7 +248,9 @@ _transforms = _places.take(
 )
 # torch's public function for this emits a warning
 _is_traced_by_fx = _places.take(
-    "torch.fx._symbolic_trace._get_is_fx_tracing", _fx_flag, "a flag of older versions is read instead"
+    "torch.fx._symbolic_trace._get_is_fx_tracing",
+    lambda: bool(getattr(torch.fx._symbolic_trace, "_is_fx_tracing_flag", False)),
+    "a flag of older versions is read instead",
 )
 
 

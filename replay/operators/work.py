@@ -268,10 +268,6 @@ def _normalized(call: OperatorCall, training: bool, scaled: bool) -> float:
     return call.argument_elements * (NORMALIZATION + (MOMENTS if training else 0) + (2 if scaled and training else 0))
 
 
-def _batch_norm(call: OperatorCall) -> float:
-    return _normalized(call, bool(call.values.get("training", "no_training" not in call.name)), _scaled(call))
-
-
 def _scaled(call: OperatorCall) -> bool:
     return call.values.get("weight") is not None
 
@@ -346,7 +342,9 @@ FORMULAS: dict[str, Formula] = {
             "aten._batch_norm_with_update",
             "aten.cudnn_batch_norm",
         ),
-        _batch_norm,
+        lambda call: _normalized(
+            call, bool(call.values.get("training", "no_training" not in call.name)), _scaled(call)
+        ),
     ),
     # scale and offset differ along the normalized dimensions
     "aten.native_layer_norm": lambda call: _normalized(call, True, _scaled(call)),

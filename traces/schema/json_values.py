@@ -75,13 +75,9 @@ def convert(value: Json, kind: Any, place: str = "") -> Any:
     """
     body = rename_keys(value, kind) if isinstance(value, dict) else value
     try:
-        return msgspec.convert(body, kind, dec_hook=_read)
+        return msgspec.convert(body, kind, dec_hook=lambda kind, value: readers[kind](value))
     except msgspec.ValidationError as error:
         raise FormatError(_plain_message(str(error), value, place)) from error
-
-
-def _read(kind: Any, value: Json) -> Any:
-    return readers[kind](value)
 
 
 def _plain_message(message: str, value: Json, place: str) -> str:

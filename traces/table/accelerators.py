@@ -186,14 +186,10 @@ def _in_words(name: str, value: object) -> str:
             return f"{words} {' '.join(f'{key}:{item}' for key, item in value.items())}"
     quantity, _, unit = words.rpartition(" ")
     if unit == "bytes" and isinstance(value, int):
-        return f"{quantity} {_size(value)}"
+        return f"{quantity} {f'{value / 2**30:,.1f} GiB' if value >= 1 << 30 else f'{value >> 20:,} MiB'}"
     if unit in UNITS and isinstance(value, int | float):
         return f"{quantity} {value:,.0f} {UNITS[unit]}"
     return f"{words} {value}"
-
-
-def _size(count: int) -> str:
-    return f"{count / 2**30:,.1f} GiB" if count >= 1 << 30 else f"{count >> 20:,} MiB"
 
 
 def _properties(device: str) -> Facts:

@@ -186,7 +186,7 @@ class Permutation(Ordered):
             return None
         if tensor.itemsize == 1 and tensor.numel() > 256:
             return None
-        if tensor.numel() > MOST and _has_equal(pieces(tensor)):
+        if tensor.numel() > MOST and len(np.unique(array_of((part := pieces(tensor)).to(torch.int64)))) < part.numel():
             return None
         values = array_of(tensor.to(torch.int64)).reshape(-1)
         low, high = int(values.min()), int(values.max())
@@ -210,7 +210,3 @@ class Permutation(Ordered):
         else:
             values = torch.randperm(count, generator=generator, device=generator.device) % width + self.low
         return self.arranged(values, shape, generator).to(dtype).reshape(shape)
-
-
-def _has_equal(part: torch.Tensor) -> bool:
-    return len(np.unique(array_of(part.to(torch.int64)))) < part.numel()

@@ -368,18 +368,6 @@ def _start_reduce(call: _Call, tensors: list[Tensor]) -> Started:
     return [], [distributed.reduce(tensor, call.root, call.reduction, **call.shared) for tensor in tensors]
 
 
-def _start_barrier(call: _Call, tensors: list[Tensor]) -> Started:
-    return [], [distributed.barrier(**call.shared)]
-
-
-def _start_send(call: _Call, tensors: list[Tensor]) -> Started:
-    return [], [distributed.isend(tensor, call.root, call.members.group) for tensor in tensors]
-
-
-def _start_recv(call: _Call, tensors: list[Tensor]) -> Started:
-    return [], [distributed.irecv(tensor, call.root, call.members.group) for tensor in tensors]
-
-
 def _start_all_gather(call: _Call, wholes: list[Tensor], parts: list[Tensor] | None = None) -> Started:
     if parts is None:
         # a functional collective takes only the parts
@@ -449,9 +437,9 @@ _STARTS: Mapping[tuple[str, str], Callable[..., Started]] = {
     (ALL_REDUCE, ""): _start_all_reduce,
     (BROADCAST, ""): _start_broadcast,
     (REDUCE, ""): _start_reduce,
-    (BARRIER, ""): _start_barrier,
-    (SEND, ""): _start_send,
-    (RECV, ""): _start_recv,
+    (BARRIER, ""): lambda call, tensors: ([], [distributed.barrier(**call.shared)]),
+    (SEND, ""): lambda call, tensors: ([], [distributed.isend(one, call.root, call.members.group) for one in tensors]),
+    (RECV, ""): lambda call, tensors: ([], [distributed.irecv(one, call.root, call.members.group) for one in tensors]),
     (ALL_GATHER, FLAT): _start_all_gather,
     (ALL_GATHER, LISTS): _start_all_gather_lists,
     (REDUCE_SCATTER, FLAT): _start_reduce_scatter,
