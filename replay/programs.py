@@ -95,7 +95,7 @@ def run_program(program: Program, arguments: Arguments, mutates: bool) -> tuple[
     raw_result = program.function(*args, **kwargs)
     if program.leave is not None:
         return raw_result, program.leave(raw_result)
-    return raw_result, RunOutputs(list(leaves(raw_result)), tensors_in(list(arguments)) if mutates else [])
+    return raw_result, RunOutputs.of(raw_result, arguments, mutates)
 
 
 NO_GRADIENT = "not differentiable: its results have no gradient"

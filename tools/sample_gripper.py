@@ -23,7 +23,7 @@ __all__ = ["Gripper", "Gripping", "RecordedSample", "grip"]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-PARAMETERS = ("entry", "calls", "tags", "name", "to", "by_reference")
+PARAMETERS = ("entry", "calls", "per_signature", "tags", "name", "to", "by_reference")
 DLOP_ENTRY = "class_entry"  # name of `entry` in DLOP-Bench's grip
 
 
@@ -65,6 +65,7 @@ class Gripper:
         *,
         entry: str | None = None,
         calls: int = CALLS,
+        per_signature: int = 1,
         tags: Iterable[str] = (),
         name: str | None = None,
         to: str | Path = GRIPS,
@@ -77,6 +78,7 @@ class Gripper:
         *,
         entry: str | None = None,
         calls: int = CALLS,
+        per_signature: int = 1,
         tags: Iterable[str] = (),
         name: str | None = None,
         to: str | Path = GRIPS,
@@ -88,7 +90,7 @@ class Gripper:
         Parameters
         ----------
         entry : for a class, the method to grip
-        calls : number of calls to record, each with a different signature
+        calls, per_signature : number of calls to record, and how many of them may have the same signature
         tags : words of `opgrip.samples.tags.Tag`, in addition to detected ones
         name : name of the sample; by default, the function's name
         to : folder of samples
@@ -106,7 +108,7 @@ class Gripper:
             raise UserError(f"grip() has no parameter {word}", hint)
         if isinstance(function, str):
             raise UserError(f"grip({function!r}) does not decorate a function", f"write grip.this({function!r})")
-        keep = _keep(calls, tags, name, by_reference)
+        keep = _keep(calls, per_signature, tags, name, by_reference)
         decorate = lambda value: _decorate(value, entry, keep, Path(to))  # noqa: E731
         return decorate if function is None else decorate(function)
 
@@ -114,6 +116,7 @@ class Gripper:
         self,
         *patterns: str,
         calls: int = CALLS,
+        per_signature: int = 1,
         tags: Iterable[str] = (),
         name: str | None = None,
         to: str | Path = GRIPS,
@@ -133,22 +136,22 @@ class Gripper:
         """
         if not patterns:
             raise UserError("grip.this() without a function pattern", "write grip.this('module:function')")
-        keep = _keep(calls, tags, name, by_reference)
+        keep = _keep(calls, per_signature, tags, name, by_reference)
         return Gripping(Grips([parse_pattern(text) for text in patterns], keep, Path(to)))
 
 
 grip = Gripper()
 
 
-def _keep(calls: int, tags: Iterable[str], name: str | None, by_reference: bool) -> Keep:
-    if calls < 1:
-        raise UserError(f"{calls} calls are too few for a sample", "use calls=1 or more")
+def _keep(calls: int, per_signature: int, tags: Iterable[str], name: str | None, by_reference: bool) -> Keep:
+    if (least := min(calls, per_signature)) < 1:
+        raise UserError(f"{least} calls are too few for a sample", "use calls=1 and per_signature=1, or more")
     if name is not None and not name.isidentifier():
         raise UserError(f"{name!r} is not a valid sample name", "use letters, digits and _")
     tag_names = {tag.value for tag in Tag}
     if unknown := sorted(set(tags) - tag_names):
         raise UserError(f"unknown tag {unknown[0]!r}", f"choose from {', '.join(sorted(tag_names))}")
-    return Keep(calls, name, frozenset(tags), by_reference)
+    return Keep(calls, per_signature, name, frozenset(tags), by_reference)
 
 
 def _decorate(value: Any, entry: str | None, keep: Keep, to: Path) -> Any:

@@ -224,6 +224,7 @@ MOST_BYTES = 1 << 30
 @dataclass(frozen=True, slots=True)
 class Keep:
     calls: int = CALLS
+    per_signature: int = 1
     name: str | None = None
     tags: frozenset[str] = frozenset()
     by_reference: bool = False
@@ -231,7 +232,7 @@ class Keep:
 
 @dataclass(slots=True)
 class Keeper:
-    """Records calls of one gripped function, one for each signature.
+    """Records calls of one gripped function.
 
     filled : called with this object when enough calls are recorded
     """
@@ -244,7 +245,7 @@ class Keeper:
     calls: list[GrippedCall] = field(default_factory=list)
     lost: Counter[str] = field(default_factory=Counter)
     _tags: set[str] = field(default_factory=set)
-    _signature_keys: set[Hashable] = field(default_factory=set)
+    _calls_by_signature: Counter[Hashable] = field(default_factory=Counter)
     _going: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _pid: int = field(default_factory=os.getpid)
@@ -301,9 +302,9 @@ class Keeper:
             return None
         key = call_key(self.entry, *arguments.tree)
         with self._lock:
-            if not self.has_room() or key in self._signature_keys:
+            if not self.has_room() or self._calls_by_signature[key] >= self.keep.per_signature:
                 return None
-            self._signature_keys.add(key)
+            self._calls_by_signature[key] += 1
             self._going += 1
         try:
             settings = describe_context(read_context()) | {"autocast": describe_autocast()}

@@ -28,7 +28,7 @@ from opgrip.replay.results.judgement import (
     saving_lines,
     summary_lines,
 )
-from opgrip.replay.results.results import RAN, SKIPPED, WRONG, Result
+from opgrip.replay.results.results import IMPOSSIBLE, RAN, SKIPPED, WRONG, Result
 
 if TYPE_CHECKING:
     from opgrip.platform.peaks import Peaks
@@ -38,9 +38,7 @@ if TYPE_CHECKING:
 MOST_ROWS = 60  # maximum number of signatures in the table, worst verdicts first
 # maximum number of labels of `record_function` by which savings are printed, those opened most often first
 MOST_LABELS = 20
-# share of the machine's limit below which an untrusted candidate's time is impossible; the limit is measured, with an
-# error
-IMPOSSIBLE = 0.5
+FAR_BELOW = 0.5  # share of the machine's limit below which a time is impossible; the limit is measured, with an error
 STYLES = {"wrong": "bold red", "failed": "red", "slower": "yellow", "faster": "green"}
 
 
@@ -53,13 +51,16 @@ class CandidatesAnalysis(UnaskedAnalysis):
         if not workload.request.candidates.candidate:
             return list(rows)
         # loads torch, which `--help` must not
+        from opgrip.platform.peaks import read_cached_peaks
         from opgrip.replay.cases.cases import make_cases
 
         are_modules = bool(workload.request.candidates.modules)
         in_trace = workload.source_cases.are_calls or are_modules
         export = f"opgrip trace export-case {shlex.quote(workload.request.trace)}" if in_trace else ""
-        if workload.request.candidates.untrusted:
-            rows = without_impossible(rows, ceilings_of(self.session), workload)
+        is_untrusted = workload.request.candidates.untrusted
+        ceilings = ceilings_of(self.session) if is_untrusted else read_cached_peaks(self.session.device)
+        if ceilings is not None:
+            rows = held_to_limits(rows, ceilings, workload)
         cases = make_cases(workload.trace) if in_trace else []
         step_us = fsum(case.captured_total_us for case in cases) or None
         # the calls of modules are not counted by label
@@ -70,16 +71,23 @@ class CandidatesAnalysis(UnaskedAnalysis):
         print_judgement(rows, file)
 
 
-def without_impossible(rows: Sequence[Result], ceilings: Peaks, workload: Workload) -> list[Result]:
-    """Return the rows; candidates whose time is far below the least that the machine needs get the status `wrong`."""
+def held_to_limits(rows: Sequence[Result], ceilings: Peaks, workload: Workload) -> list[Result]:
+    """Mark candidates that are far faster than the machine: untrusted ones as wrong, others as doubtful."""
     limited = with_limits(rows, ceilings, threads_of(workload), dtype_of(workload), launches=False)
-    limits = [LimitColumns.of(row).limit_us or 0.0 for row in limited]
     return [
-        replace(row, status=WRONG, error=f"takes {row.median_us:.3g} us, but this machine needs {limit:.3g} us")
-        if row.mode == CANDIDATE and row.status in RAN and (row.median_us or 0.0) < IMPOSSIBLE * limit
-        else row
-        for row, limit in zip(rows, limits, strict=True)
+        _held(row, LimitColumns.of(other).limit_us or 0.0, workload) for row, other in zip(rows, limited, strict=True)
     ]
+
+
+def _held(row: Result, limit_us: float, workload: Workload) -> Result:
+    if row.mode != CANDIDATE or row.status not in RAN or (row.median_us or 0.0) >= FAR_BELOW * limit_us:
+        return row
+    reason = f"takes {row.median_us:.3g} us, but this machine needs {limit_us:.3g} us"
+    if workload.request.candidates.untrusted:
+        return replace(row, status=WRONG, error=reason)
+    reason += ": the candidate leaves work out, or the bytes and operations of this call are counted wrongly"
+    doubts, note = (", ".join(filter(None, pair)) for pair in ((row.doubts, IMPOSSIBLE), (row.note, reason)))
+    return replace(row, doubts=doubts, note=note)
 
 
 def shares_in_labels(workload: Workload, cases: Sequence[Case]) -> dict[int, dict[str, tuple[int, float]]]:
@@ -139,7 +147,15 @@ def print_judgement(rows: Sequence[Result], file: IO[str]) -> None:
     print_table(columns, judged[:MOST_ROWS], file, style=lambda row: STYLES.get(CandidateColumns.of(row).verdict or ""))
     if len(judged) > MOST_ROWS:
         print_line(f"and {len(judged) - MOST_ROWS:,} more signatures: -o FILE writes all of them", file)
+    undecided: dict[str, list[str]] = {}
     for row in judged:
+        if (reason := CandidateColumns.of(row).undecided_because) is not None:
+            undecided.setdefault(reason, []).append(str(row.case))
+    for reason, numbers in undecided.items():
+        print_line(f"undecided on case {', '.join(numbers)}: {reason}", file)
+    for row in judged:
+        if IMPOSSIBLE in row.doubts:
+            print_line(f"{_operator(row)} {row.shapes}, case {row.case}: {IMPOSSIBLE}: {row.note}", file)
         if row.error is not None:
             print_line(f"{_operator(row)} {row.shapes}, case {row.case}: {row.status}: {row.error}", file)
         if (command := CandidateColumns.of(row).export) is not None and row.status == WRONG:

@@ -181,7 +181,7 @@ class Reference:
 
     @cached_property
     def _terms(self) -> int:
-        return max((tensor.numel() for tensor in tensors_of(self._make_arguments())), default=0)
+        return max((tensor.numel() for tensor in tensors_in(list(self._make_arguments()))), default=0)
 
     @cached_property
     def _written(self) -> set[int]:
@@ -192,7 +192,7 @@ class Reference:
 
     @property
     def _first_arguments(self) -> list[Tensor]:
-        return tensors_of(self._make_arguments())
+        return tensors_in(list(self._make_arguments()))
 
 
 def is_changed(before: Tensor, after: Tensor) -> bool:
@@ -289,12 +289,7 @@ def _described(results: Any) -> str:
 def observe(function: Callable[..., Any], arguments: Arguments, mutates: bool) -> RunOutputs:
     """Run a call and return copies of its results and, if `mutates` is True, of its argument tensors after the run."""
     args, kwargs = arguments
-    outputs = [_copy_leaf(leaf) for leaf in leaves(function(*args, **kwargs))]
-    return RunOutputs(outputs, [_copy_leaf(tensor) for tensor in tensors_of(arguments)] if mutates else [])
-
-
-def tensors_of(arguments: Arguments) -> list[Tensor]:
-    return [leaf for leaf in leaves(list(arguments)) if isinstance(leaf, Tensor)]
+    return RunOutputs.of(function(*args, **kwargs), arguments, mutates, copies=True)
 
 
 def run_seeded(function: Callable[..., Any], arguments: Arguments, mutates: bool, seed: int) -> RunOutputs:
@@ -302,13 +297,9 @@ def run_seeded(function: Callable[..., Any], arguments: Arguments, mutates: bool
         return observe(function, arguments, mutates)
 
 
-def _copy_leaf(leaf: Any) -> Any:
-    return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf
-
-
 @contextmanager
 def _seeded(arguments: Arguments, seed: int) -> Iterator[None]:
-    used = {tensor.device for tensor in tensors_of(arguments) if tensor.device.type != "cpu"}
+    used = {tensor.device for tensor in tensors_in(list(arguments)) if tensor.device.type != "cpu"}
     kinds = {device.type for device in used}
     if torch.cuda.is_initialized():
         kinds.add("cuda")
@@ -355,7 +346,7 @@ def truths_of(
     function: Callable[..., Any], make_arguments: Callable[[], Arguments], mutates: bool, seed: int
 ) -> Truths | None:
     first = make_arguments()
-    strided = [tensor for tensor in tensors_of(first) if tensor.layout is torch.strided]
+    strided = [tensor for tensor in tensors_in(list(first)) if tensor.layout is torch.strided]
     if mutates and len({tensor.untyped_storage()._cdata for tensor in strided}) < len(strided):
         # copies in another dtype no longer share memory
         return None
@@ -364,7 +355,7 @@ def truths_of(
     if exact is None:
         return None
     # compiled code may use TF32 where eager did not
-    tf32 = takes_float32(tensors_of(first)) and may_use_tf32(mode.names)
+    tf32 = takes_float32(tensors_in(list(first))) and may_use_tf32(mode.names)
     disturbed = [
         _attempted(function, _raised(make_arguments(), number, tf32), mutates, seed, _InFloat64())
         for number in range(DISTURBED)
@@ -424,13 +415,20 @@ def _raised(arguments: Arguments, disturbance: int | None = None, tf32: bool = F
 
 
 SEED, OTHER_SEED = 0, 1
+VARIES = "differs between two runs on the same arguments"
+AGAIN = "is in the memory of an earlier result"
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
+    inputs: Inputs
+    call: Arguments
     outputs: Sequence[Any]
-    arguments: Sequence[Tensor]
     written: frozenset[int]
+
+    @property
+    def arguments(self) -> list[Tensor]:
+        return tensors_in(list(self.call))
 
 
 def check_contract(
@@ -444,23 +442,30 @@ def check_contract(
     for place, (ours, theirs) in enumerate(zip(actual.outputs, expected.outputs, strict=False)):
         if place not in unused and isinstance(ours, Tensor) and isinstance(theirs, Tensor):
             faults += [f"output {place} {reason}" for reason in _output_faults(place, ours, theirs, actual, expected)]
-    if not faults and not _differing(expected, _run(operator, inputs, OTHER_SEED)):
-        again = _run(candidate, inputs, SEED)
-        faults += [
-            f"output {place} differs between two runs on the same arguments"
-            for place in _differing(actual, again)
-            if place not in unused
-        ]
+    if not faults:
+        other, again = _run(operator, inputs, OTHER_SEED, expected), _run(candidate, inputs, SEED, actual)
+        is_random = bool(_differing(expected, other))
+        reasons = dict.fromkeys([] if is_random else _differing(actual, again), VARIES)
+        reasons |= dict.fromkeys(_returned_again(actual, again) - _returned_again(expected, other), AGAIN)
+        faults += [f"output {place} {reason}" for place, reason in reasons.items() if place not in unused]
     return ResultVerdict(faults=tuple(faults))
 
 
-def _run(function: Function, inputs: Inputs, seed: int) -> _Run:
-    own = inputs.copy()
-    args, kwargs = own.make()
-    arguments = tensors_in([args, kwargs])
+def _run(function: Function, inputs: Inputs, seed: int, earlier: _Run | None = None) -> _Run:
+    if earlier is None or earlier.written:
+        own = inputs.copy()
+        args, kwargs = own.make()
+    else:
+        own, (args, kwargs) = earlier.inputs, earlier.call
     torch.manual_seed(seed)
     outputs = list(leaves(function(*args, **kwargs)))
-    return _Run(outputs, arguments, own.written())
+    return _Run(own, (args, kwargs), outputs, own.written())
+
+
+def _returned_again(one: _Run, other: _Run) -> set[int]:
+    # outputs of a run in the memory of outputs of an earlier run, which are kept
+    earlier = set(map(_storages, one.outputs)) - {None, *map(_storages, [*one.arguments, *other.arguments])}
+    return {place for place, output in enumerate(other.outputs) if _storages(output) in earlier}
 
 
 def _output_faults(place: int, ours: Tensor, theirs: Tensor, actual: _Run, expected: _Run) -> Iterator[str]:

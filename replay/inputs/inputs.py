@@ -15,6 +15,7 @@ from opgrip.errors import one_line
 from opgrip.replay.inputs.filling import caster, fill, memory_of, pieces, write
 from opgrip.replay.inputs.layouts import as_argument, assemble, check_layout, draw_indices, empty_quantized, pack
 from opgrip.replay.operators.lookup import Unsupported
+from opgrip.replay.operators.memory import Arguments, tensors_in
 from opgrip.traces.schema.arguments import (
     GeneratorSpec,
     GroupSpec,
@@ -115,12 +116,12 @@ class Inputs:
             twin.keep()
         return twin
 
-    def copy_arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def copy_arguments(self) -> Arguments:
         twin = copy.copy(self)
         twin._storages = [storage.clone() for storage in self._storages]
         return twin.make()
 
-    def make(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def make(self) -> Arguments:
         plan = iter(self._planned)
 
         def build(leaf: Any) -> Any:
@@ -137,6 +138,16 @@ class Inputs:
 
     def memory_of(self, number: int) -> list[torch.Tensor]:
         return [memory_of(self._storages[piece.storage]) for piece in self._planned[number].pieces]
+
+    def overwrite(self, other: Inputs, arguments: Arguments) -> Arguments:
+        """Write the values of `other` into this memory, and return `arguments`, remade if some are copies of it."""
+        for storage, values in zip(self._storages, other._storages, strict=True):
+            storage.copy_(values)
+        own = [item for item in tensors_in(list(arguments)) if item.layout is torch.strided and not item.is_nested]
+        for tensor in own:
+            torch.autograd.graph.increment_version(tensor)
+        are_same = {item.untyped_storage()._cdata for item in own} == {item._cdata for item in self._storages}
+        return arguments if are_same else self.make()
 
     def keep(self) -> None:
         self._pristine = [storage.clone() for storage in self._storages]

@@ -88,6 +88,14 @@ class RunOutputs:
     outputs: Sequence[Any]
     arguments: Sequence[Any] = ()
 
+    @classmethod
+    def of(cls, result: Any, arguments: Arguments, mutates: bool, copies: bool = False) -> RunOutputs:
+        from opgrip.replay.operators.memory import copied, tensors_in
+        from opgrip.traces.schema.arguments import leaves
+
+        parts = list(leaves(result)), tensors_in(list(arguments)) if mutates else []
+        return cls(*([copied(leaf) for leaf in part] if copies else part for part in parts))
+
 
 @dataclass(frozen=True, slots=True)
 class Program:

@@ -136,7 +136,7 @@ class CandidateOptions:
         False,
         "with --candidate, for code that others wrote: run each candidate in a separate process, under bubblewrap if "
         "it is installed, with new values in each run, and check its times and results from outside",
-        only=("single cases", "traces"),
+        only=("single cases",),
         role=RUN,
     )
     confirm: bool = option(

@@ -27,6 +27,10 @@ def tensors_in(tree: Any) -> list[Tensor]:
     return [leaf for leaf in leaves(tree) if isinstance(leaf, Tensor)]
 
 
+def copied(leaf: Any) -> Any:
+    return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf
+
+
 T = TypeVar("T")
 
 # out-of-memory messages of torch, CUDA libraries, Triton, ONNX Runtime and XLA, in lower case

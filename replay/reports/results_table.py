@@ -21,7 +21,7 @@ from opgrip.replay.reports.cells import added_columns
 from opgrip.replay.results.columns import Column
 from opgrip.replay.results.fidelity import FACTOR, REASONS
 from opgrip.replay.results.ratios import ClusterColumns
-from opgrip.replay.results.results import CONTENDED, DIFFERS, LAUNCH_BOUND, RAN, Result, describe_shapes
+from opgrip.replay.results.results import CONTENDED, DIFFERS, IMPOSSIBLE, LAUNCH_BOUND, RAN, Result, describe_shapes
 from opgrip.replay.sequences.step_options import SequenceColumns
 from opgrip.replay.timing.timing_options import ON_DEVICE
 
@@ -54,6 +54,8 @@ MEANINGS = {
     "unfaithful": "the results have other shapes or dtypes than the recorded ones",
     "noisy": "the middle half of the runs spreads over more than a quarter of the median",
     "slowed": "other processes used the cores, or the GPU's clock was throttled, during most runs",
+    IMPOSSIBLE: "this machine needs longer: the candidate leaves work out, or the bytes and operations of this call "
+    "are counted wrongly",
     LAUNCH_BOUND: "the device waited for the host in most runs, so the time is that of the launches: "
     "--exec-mode graph times the device",
     **{f"{DIFFERS} ({reason})": meaning for reason, meaning in REASONS.items()},

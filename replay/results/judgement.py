@@ -40,6 +40,7 @@ class CandidateColumns(Columns):
         "captured time of all calls within the label",
         hidden=True,
     )
+    undecided_because: str | None = column("why the verdict is `undecided`")
 
 
 def judge_rows(
@@ -84,11 +85,13 @@ def _judged(row: Result, base: Result | None, step_us: float | None, export: str
         return row.adding(CandidateColumns(verdict, step_share=share, export=command))
     ratio = None if base is None or not row.ratio else PairedRatio.of(row)
     if ratio is None:
-        return row.adding(CandidateColumns(UNDECIDED, step_share=share))
+        reason = "no valid times: other processes used the cores, or the operator was not timed"
+        return row.adding(CandidateColumns(UNDECIDED, step_share=share, undecided_because=reason))
     saving = error = None
     if share is not None:
         saving, error = share * (1 - ratio.middle), WITHIN_95 * share * ratio.middle * ratio.error
-    return row.adding(CandidateColumns(ratio.verdict, *ratio.interval, share, saving, error))
+    reason = ratio.undecided_because
+    return row.adding(CandidateColumns(ratio.verdict, *ratio.interval, share, saving, error, undecided_because=reason))
 
 
 def is_of_module(row: Result) -> bool:

@@ -68,8 +68,25 @@ class PairedRatio:
         return EQUAL if abs(difference) + WITHIN_95 * self.error < log(1 + MARGIN) else UNDECIDED
 
     @property
+    def undecided_because(self) -> str | None:
+        if self.verdict != UNDECIDED:
+            return None
+        if abs(log(self.middle)) <= WITHIN_95 * self.error:
+            return f"the 95 % interval contains 1 and differences of over {100 * MARGIN:.0f} %"
+        if abs(log(self.middle)) <= CERTAIN * self.error:
+            low, high = self._within(CERTAIN)
+            return f"a verdict needs a certainty of 99.9 %, and that interval, {low:.3f} to {high:.3f}, contains 1"
+        return (
+            f"by a sign test of the runs, the difference is chance with a probability of {100 * self.chance:.2g} %, "
+            f"and a verdict needs less than {100 * CHANCE:.1g} %"
+        )
+
+    @property
     def interval(self) -> tuple[float, float]:
-        return self.middle * exp(-WITHIN_95 * self.error), self.middle * exp(WITHIN_95 * self.error)
+        return self._within(WITHIN_95)
+
+    def _within(self, errors: float) -> tuple[float, float]:
+        return self.middle * exp(-errors * self.error), self.middle * exp(errors * self.error)
 
 
 def paired_ratio(pairs: Iterable[tuple[int, float, float]], base_us: float, are_exchanged: bool) -> PairedRatio | None:

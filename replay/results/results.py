@@ -24,6 +24,7 @@ STATUSES = (OK, WRONG, UNSUPPORTED, FAILED, TIMEOUT, SKIPPED, CONTENDED)
 NOISY = 0.25  # interquartile range, as a share of the median, above which a row is noisy
 SLOWED = 0.5  # share of runs on a slowed processor above which a row's median is doubtful
 LAUNCH_BOUND = "launch-bound"  # doubt about a device time: the device waited for the host during the measurement
+IMPOSSIBLE = "impossible"  # doubt about a candidate's time: the machine needs longer
 DIFFERS = "differs"  # start of a doubt, before the likely reason: the time is far from that in the program
 # factor between the ratio of medians and the median ratio of paired runs above which a speed-up is doubtful
 DISAGREEMENT = 1.1
@@ -198,9 +199,9 @@ class Result:
     math_dtype: str | None = column("dtype of the arithmetic, such as `float32`")
     operators: int | None = column("number of operators that one call dispatches in torch; empty if not counted")
     doubts: str = column(
-        "why an `ok` row is doubtful: `unfaithful`, `noisy`, `slowed`, `launch-bound`, or `differs (REASON)` if it has "
-        "at least 2 % of the time and took over 1.5 times longer or shorter than in the program; tables show it after "
-        "the status",
+        "why an `ok` row is doubtful: `unfaithful`, `noisy`, `slowed`, `launch-bound`, `impossible` (faster than this "
+        "machine), or `differs (REASON)` if it has at least 2 % of the time and took over 1.5 times longer or shorter "
+        "than in the program; tables show it after the status",
         default="",
     )
     error: str | None = column("reason for a status that is not ok, in one line")
@@ -212,7 +213,7 @@ class Result:
             "unfaithful": self.faithful is False,
             "noisy": self.noisy,
             "slowed": self.is_slowed,
-            **{word: True for word in self.doubts.split(", ") if word.startswith((LAUNCH_BOUND, DIFFERS))},
+            **{word: True for word in self.doubts.split(", ") if word.startswith((LAUNCH_BOUND, IMPOSSIBLE, DIFFERS))},
         }
         words = (word for word, is_so in doubts.items() if is_so and self.status == OK)
         object.__setattr__(self, "doubts", ", ".join(words))

@@ -17,7 +17,7 @@ from opgrip.replay.cases.preceding_calls import used_bytes
 from opgrip.replay.cases.selection import BACKWARD, Variant
 from opgrip.replay.cases.unused_results import refused_argument, with_equivalents, with_gradients
 from opgrip.replay.checks.reference import CandidateReference, Reference, check_contract
-from opgrip.replay.checks.verdicts import ResultVerdict, joined
+from opgrip.replay.checks.verdicts import ResultVerdict, WrongResultError, joined
 from opgrip.replay.inputs.input_options import with_values
 from opgrip.replay.inputs.inputs import ADDRESSES, Inputs
 from opgrip.replay.modes import CANDIDATE, EAGER, Program, RunOutputs, find_mode
@@ -62,7 +62,7 @@ from opgrip.replay.results.results import (
     same_outputs,
 )
 from opgrip.replay.run.energy import Energy
-from opgrip.replay.run.untrusted import UNKNOWN, untrusted_call, untrusted_function
+from opgrip.replay.run.untrusted import CHANGE, UNKNOWN, untrusted_call, untrusted_function
 from opgrip.replay.run.workload import Workload, device_of, empty_row, failed, key_of
 from opgrip.replay.timing.ranges import PREPARE, entered
 from opgrip.replay.timing.rounds import Announce
@@ -96,6 +96,7 @@ def prepare(
             announce(case.number, variant.number)
             result, timed_function = preparation.row(variant, (cached_rows or {}).get(variant.number))
             rows.append((variant, result, timed_function))
+    preparation.references.clear()
     return rows
 
 
@@ -110,7 +111,7 @@ class _Preparation:
             candidates=workload.request.candidates,
             by_device=workload.timing.by_clock_of_device,
         )
-        self._references: dict[object, Reference] = {}
+        self.references: dict[object, Reference] = {}
         self._works: dict[object, Work] = {}
         self._refused: set[str] = set()
         self._overhead_ns: dict[object, list[int]] = {}
@@ -179,7 +180,7 @@ class _Preparation:
         began = perf_counter_ns()
         grad = workload.wants_grad(case, variant.direction)
         call = untrusted_call(case, variant, workload) if workload.request.candidates.untrusted else None
-        if call is not None and call.candidate is not None:
+        if call is not None and variant.mode == CANDIDATE:
             program = Program(call, memory=UNKNOWN)
         else:
             key = key_of(case, variant, workload)
@@ -200,15 +201,13 @@ class _Preparation:
             else:
                 _, actual = run_program(program, item.make(), operator.mutates)
             faithful.append(same_outputs(signature.outputs, actual.outputs, workload.dtype is None, case.unused))
-            if variant.mode != workload.request.modes.reference or case.reference is not None:
-                reference = self._reference(case, variant, place, operator, inputs[place])
-                verdicts.append(reference.check(actual, workload.request.tolerance))
+            verdicts += self._verdicts(case, variant, place, operator, inputs[place], actual)
         if variant.mode == CANDIDATE and call is None:
-            # it must not return the results of an earlier call
             other = self._inputs(case, operator, case.signature, variant.values, seed=1)
-            _, actual = run_program(program, other.copy().make(), operator.mutates)
-            reference = self._reference(case, variant, len(inputs), operator, other)
-            verdicts.append(reference.check(actual, workload.request.tolerance))
+            # some values are the same with each seed
+            other.change(CHANGE)
+            actual = _run_with_other_values(program, operator, tried[0], other)
+            verdicts += self._verdicts(case, variant, len(inputs), operator, other, actual)
         result = with_verdict(result, verdicts)
         if result.status != OK:
             return result, None
@@ -221,6 +220,7 @@ class _Preparation:
         has_pages = in_torch and workload.device == "cpu" and workload.cache_of(variant) == PROGRAM
         return result, self._timed_function(
             case,
+            operator,
             variant,
             program.function,
             inputs,
@@ -297,20 +297,19 @@ class _Preparation:
         if workload.request.count_work:
             (gradient_arguments, _) = graph_of(Program(operator.function), places)(inputs.make())
             result = with_work(result, counted(gradients, gradient_arguments, {}, whole=False))
-        if variant.mode != workload.request.modes.reference or case.reference is not None:
-            reference = self._reference(case, variant, 0, operator, inputs)
-            result = with_verdict(result, [reference.check(actual, workload.request.tolerance)])
+        result = with_verdict(result, self._verdicts(case, variant, 0, operator, inputs, actual))
         if result.status != OK:
             return result, None
         if workload.memory and find_mode(variant.mode)[0].in_torch:
             args, kwargs = enter(inputs.make())
             _, memory = with_memory(lambda: function(*args, **kwargs), device_of(case.signature, workload))
             result = with_memory_columns(result, memory)
-        return result, self._timed_function(case, variant, function, [inputs], enter, enters_each_run)
+        return result, self._timed_function(case, operator, variant, function, [inputs], enter, enters_each_run)
 
     def _timed_function(
         self,
         case: Case,
+        operator: Operator,
         variant: Variant,
         function: Function,
         inputs: Sequence[Inputs],
@@ -344,11 +343,32 @@ class _Preparation:
             in_torch=find_mode(variant.mode)[0].in_torch,
             exchanges=exchanges,
             fewest=MOST if self._workload.request.candidates.candidate else FEWEST,
+            check_kept=partial(self._check_timed, case, operator, variant) if variant.mode == CANDIDATE else None,
         )
+
+    def _check_timed(
+        self, case: Case, operator: Operator, variant: Variant, kept: Sequence[tuple[int, RunOutputs]]
+    ) -> None:
+        verdicts = []
+        for place, actual in kept:
+            # drawn again, so that no further inputs are kept during the timing
+            inputs = self._inputs(case, operator, (case.signature, *case.input_sets)[place], variant.values)
+            verdicts += self._verdicts(case, variant, place, operator, inputs, actual)
+        self.references.clear()
+        if (reason := joined(verdicts).reason) is not None:
+            raise WrongResultError(f"in a timed run: {reason}")
+
+    def _verdicts(
+        self, case: Case, variant: Variant, place: int, operator: Operator, inputs: Inputs, actual: RunOutputs
+    ) -> list[ResultVerdict]:
+        if variant.mode == self._workload.request.modes.reference and case.reference is None:
+            return []
+        reference = self._reference(case, variant, place, operator, inputs)
+        return [reference.check(actual, self._workload.request.tolerance)]
 
     def _reference(self, case: Case, variant: Variant, place: int, operator: Operator, inputs: Inputs) -> Reference:
         key = (variant.cache, variant.point, variant.values, variant.direction, place)
-        if key not in self._references:
+        if key not in self.references:
             right = case.reference or operator
             mutates = operator.mutates or right.mutates
             own = inputs.copy() if mutates else inputs
@@ -361,10 +381,10 @@ class _Preparation:
             function = self._reference_function(variant, right, arguments())
             op = case.op if function is right.function and case.operator is None else None
             kind = Reference if case.reference is None else CandidateReference
-            self._references[key] = kind(
+            self.references[key] = kind(
                 function, arguments, mutates, op, case.unused if variant.direction != BACKWARD else ()
             )
-        return self._references[key]
+        return self.references[key]
 
     def _reference_function(self, variant: Variant, operator: Operator, arguments: Arguments) -> Function:
         workload, backward = self._workload, variant.direction == BACKWARD
@@ -401,6 +421,16 @@ class _Preparation:
         if operator.mutates:
             inputs.restore()
         return inputs
+
+
+def _run_with_other_values(program: Program, operator: Operator, first: Inputs, other: Inputs) -> RunOutputs:
+    if operator.mutates:
+        first.restore()
+    arguments = first.make()
+    earlier = None if operator.mutates else run_program(program, arguments, mutates=False)
+    _, results = run_program(program, first.overwrite(other, arguments), operator.mutates)
+    del earlier
+    return results
 
 
 DECIMALS = 4  # number of decimals of single run times in us

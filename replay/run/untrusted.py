@@ -7,10 +7,12 @@ import mmap
 import os
 import secrets
 import signal
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cache
+from inspect import isfunction
 from time import monotonic, perf_counter_ns
 from typing import Any, NamedTuple
 
@@ -32,13 +34,14 @@ from opgrip.replay.inputs.inputs import Inputs, as_recorded
 from opgrip.replay.modes import CANDIDATE, RunOutputs
 from opgrip.replay.modes.candidate import Candidate
 from opgrip.replay.operators.lookup import Operator, Unsupported
-from opgrip.replay.operators.memory import CallMemory, tensors_in
+from opgrip.replay.operators.memory import CallMemory, Function, tensors_in
 from opgrip.replay.results.ratios import shares_of
 from opgrip.replay.run.workload import Workload
 from opgrip.replay.timing.caches import MemoryUse
 from opgrip.replay.timing.stopwatch import Stopwatch
 from opgrip.replay.timing.timed_functions import InputSet, Stratum, TimedFunction
 from opgrip.traces.codec.record_forms import to_json
+from opgrip.traces.io.sample_folder import OPENED
 from opgrip.traces.rebuild import tensor_over
 from opgrip.traces.schema.arguments import DTYPES, GeneratorSpec, TensorSpec, decode, encode, map_leaves
 from opgrip.traces.schema.records import Signature
@@ -328,15 +331,15 @@ class UntrustedCall:
     def _run(self, args: Sequence[Any], kwargs: Mapping[str, Any], prepare: Callable[[], None]) -> UntrustedRun:
         process = process_of(self.candidate, self.workload)
         storages: dict[int, torch.UntypedStorage] = {}
-        form_args, form_kwargs = ([_leaf(item, storages) for item in args], _leaf(dict(kwargs), storages))
+        form_args, form_kwargs = _form(list(args), storages), _form(dict(kwargs), storages)
         sizes = [-(-storage.nbytes() // PAGE) * PAGE for storage in storages.values()]
         first = process.place(sum(sizes))
         offsets = [first + sum(sizes[:number]) for number in range(len(sizes))]
         self._places = list(zip(offsets, storages.values(), strict=True))
         request = {
             "do": "make",
-            "args": encode(form_args),
-            "kwargs": encode(form_kwargs),
+            "args": form_args,
+            "kwargs": form_kwargs,
             "places": [[offset, storage.nbytes(), str(storage.device)] for offset, storage in self._places],
             "size": len(process.memory),
             "signature": to_json(self.signature) if self.candidate is None else None,
@@ -406,7 +409,7 @@ def _spec(form: Mapping[str, Any], size: int) -> TensorSpec:
     return spec
 
 
-def _leaf(tree: Any, storages: dict[int, torch.UntypedStorage]) -> Any:
+def _form(tree: Any, storages: dict[int, torch.UntypedStorage]) -> Any:
     def described(leaf: Any) -> Any:
         if isinstance(leaf, torch.Generator):
             return GeneratorSpec(str(leaf.device), leaf.initial_seed())
@@ -419,7 +422,10 @@ def _leaf(tree: Any, storages: dict[int, torch.UntypedStorage]) -> Any:
         number = list(storages).index(storage._cdata)
         return strided_spec(leaf, storage=number, conj=leaf.is_conj(), neg=leaf.is_neg())
 
-    return map_leaves(described, tree)
+    try:
+        return encode(map_leaves(described, tree))
+    except TypeError as error:
+        raise Unsupported(f"--untrusted supports only tensors and plain values: {error}") from error
 
 
 UNKNOWN = CallMemory(0, 0)  # memory of a call that another process runs
@@ -510,15 +516,22 @@ class UntrustedFunction(TimedFunction):
 
 
 def untrusted_call(case: Case, variant: Variant, workload: Workload) -> UntrustedCall:
-    if case.operator is not None:
-        raise Unsupported("--untrusted judges candidates for operators, not for functions")
     candidate = workload.request.candidates.find(case.op)
-    for started in (None, candidate):
+    original = None if case.operator is None else _original(case.op, case.operator.function)
+    for started in (original, candidate):
         # both start at the same time
         process_of(started, workload)
-    return UntrustedCall(
-        candidate if variant.mode == CANDIDATE else None, workload, case.signature, workload.context_of(case, variant)
-    )
+    own = candidate if variant.mode == CANDIDATE else original
+    return UntrustedCall(own, workload, case.signature, workload.context_of(case, variant))
+
+
+def _original(name: str, function: Function) -> Candidate:
+    # the function of a sample, as another process can load it
+    if not isfunction(function):
+        raise Unsupported("--untrusted judges candidates for operators and samples, not for modules")
+    module = function.__module__
+    source = str(sys.modules[module].__file__) if module.startswith(OPENED) else module
+    return Candidate(name, source, function.__qualname__)
 
 
 def untrusted_function(
@@ -534,7 +547,8 @@ def untrusted_function(
     tolerance = call.workload.request.tolerance
 
     def check(own: Inputs, actual: RunOutputs) -> ResultVerdict:
-        reference = Reference(operator.function, own.copy_arguments, operator.mutates, case.op, case.unused)
+        op = case.op if case.operator is None else None
+        reference = Reference(operator.function, own.copy_arguments, operator.mutates, op, case.unused)
         return reference.check(actual, tolerance)
 
     return UntrustedFunction(

@@ -177,6 +177,13 @@ class Measurer:
 
     def _settled(self, group: FunctionGroup, case: TimedCase) -> list[TimedFunction]:
         case.settle(self.effort)
+        with restored(group.settings), torch.set_grad_enabled(group.grad):
+            for function in (item for item in case.active if item.check_kept is not None):
+                self._announce(function.number, function.row)
+                try:
+                    function.check_results()
+                except Exception as error:
+                    self._fail(function, error)
         if self._records_work:
             try:
                 self._record(group, case)

@@ -130,18 +130,21 @@ class Stopwatch:
     """A clock that times runs on a device.
 
     empty_ns : time in ns that measuring an empty run takes; it is subtracted from times by the host's clock
+    result : result of the last timed call, which was not in a graph
     """
 
     method: str
     synchronize: Callable[[], None]
     empty_ns: float
     device: str = "cpu"
+    result: Any = field(init=False, default=None)
     _events: tuple[Any, Any] | None = field(init=False, default=None)
 
     def time(
         self, function: Function, runs: Sequence[Arguments], span: Range, launch: LaunchTime, graph: Any = None
     ) -> float:
         """Return the time of one run in ns: the mean over `runs`, which are timed together."""
+        self.result = None
         if graph is not None:
             return self._by_events(graph.replay, span, launch) / len(runs)
         if self.method == EVENTS:
@@ -155,16 +158,14 @@ class Stopwatch:
             result = function(*args, **kwargs)
             self.synchronize()
             elapsed_ns = perf_counter_ns() - start
-            span.end()
-            # do not time freeing the result
-            del result
         else:
             start = perf_counter_ns()
-            for args, kwargs in runs:
-                function(*args, **kwargs)
+            result = _run_all(function, runs)
             self.synchronize()
             elapsed_ns = perf_counter_ns() - start
-            span.end()
+        span.end()
+        # freeing the result is not timed
+        self.result = result
         return max(elapsed_ns - self.empty_ns, 0.0) / len(runs)
 
     def capture(self, function: Function, runs: Sequence[Arguments]) -> Any:
@@ -199,7 +200,7 @@ class Stopwatch:
             keep_busy(self.device, launch.ns)
         before.record(stream)
         start = perf_counter_ns()
-        run()
+        self.result = run()
         launch_ns = perf_counter_ns() - start
         after.record(stream)
         outlasts = before.query()
@@ -225,9 +226,11 @@ def _handle(args: Sequence[Any]) -> None:
     torch.ops.aten.add.Tensor(torch.ops.aten.view.default(SMALL, [-1]), 1)
 
 
-def _run_all(function: Function, runs: Sequence[Arguments]) -> None:
-    for args, kwargs in runs:
+def _run_all(function: Function, runs: Sequence[Arguments]) -> Any:
+    for args, kwargs in runs[:-1]:
         function(*args, **kwargs)
+    args, kwargs = runs[-1]
+    return function(*args, **kwargs)
 
 
 def block_size(time_ns: float) -> int:

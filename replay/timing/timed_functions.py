@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import traceback
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ import torch
 from opgrip.platform.activity_records import LaunchedWork
 from opgrip.replay.cases.preceding_calls import CallPosition
 from opgrip.replay.inputs.inputs import Inputs
+from opgrip.replay.modes import RunOutputs
 from opgrip.replay.operators.memory import LARGE, Arguments, Function, is_out_of_memory, mostly_fresh, release_memory
 from opgrip.replay.timing import pages
 from opgrip.replay.timing.caches import MemoryUse
@@ -26,6 +28,7 @@ from opgrip.replay.timing.timing_options import CONTINUOUS, GRAPH, Effort
 # maximum number of copies of arguments for a block of runs, and maximum number of bytes in all copies
 COPIES, COPIED_BYTES = 64, 256 << 20
 
+MOST_KEPT = 2  # number of timed runs of a candidate, chosen at random, whose results are checked
 MOST_SLOW = 3  # number of consecutive runs with slow page faults after which the last one counts
 NOWHERE = CallPosition(0, ())
 
@@ -71,6 +74,7 @@ class TimedFunction:
     used_bytes : number of bytes that a run uses
     inputs : inputs of the latest run
     recorded : for each recorded run after the timed ones, the work that it launched on the device
+    check_kept : raises an error if results of timed runs, each with the number of its input set, are wrong
     """
 
     number: int
@@ -102,6 +106,9 @@ class TimedFunction:
     runs: list[Run] = field(default_factory=list)
     failure: Exception | None = None
     recorded: list[list[LaunchedWork]] = field(default_factory=list)
+    check_kept: Callable[[Sequence[tuple[int, RunOutputs]]], None] | None = None
+    _kept: list[tuple[int, RunOutputs]] = field(default_factory=list)
+    _finished: int = 0
     _range: Range = field(init=False)
     _ready: Range = field(init=False)
     _before: Range = field(init=False)
@@ -142,6 +149,7 @@ class TimedFunction:
         """Record an error and release the memory of the arguments and graphs; the function does not run again."""
         self.failure = self.failure or error
         self.input_sets = ()
+        self._kept.clear()
         self._graphs.clear()
         # frames of the failed run still reference its tensors
         traceback.clear_frames(error.__traceback__)
@@ -199,9 +207,13 @@ class TimedFunction:
             count = None if self.fresh is None else pages.FaultCount()
             self._began_ns = time_ns()
             run_ns = on_deeper_stack(self.frames, stopwatch.time, self.function, runs, self._range, self._launch, graph)
+            result, stopwatch.result = stopwatch.result, None
             is_slow = count is not None and count.were_slow(run_ns * len(runs))
             if count is not None:
                 self._faulted = bool(mostly_fresh(count.faults * pages.PAGE, max(self.result_bytes * len(runs), LARGE)))
+            if self.check_kept is not None and graph is None:
+                self._keep_by_chance(index, result, runs[-1])
+            del result
             if self.mutates and self._size == 1:
                 # not before the next run, when the arguments would be in the cache
                 inputs.restore()
@@ -213,6 +225,21 @@ class TimedFunction:
             self.drop()
         self.samples.spent_ns += perf_counter_ns() - began
         return (index, self._faulted), run_ns
+
+    def _keep_by_chance(self, index: int, result: Any, arguments: Arguments) -> None:
+        # each run is kept with the same probability (reservoir sampling)
+        self._finished += 1
+        place = len(self._kept) if len(self._kept) < MOST_KEPT else secrets.randbelow(self._finished)
+        if place < MOST_KEPT:
+            # arguments get their earlier values again
+            kept = RunOutputs.of(result, arguments, self.mutates, copies=self.mutates)
+            self._kept[place : place + 1] = [(index, kept)]
+
+    def check_results(self) -> None:
+        check, self.check_kept = self.check_kept, None
+        assert check is not None, "its results are checked once"
+        check(self._kept)
+        self._kept.clear()
 
     def time_apart(self, stopwatch: Stopwatch, prepare: Callable[[], None]) -> tuple[int, int]:
         state = self._size, self._launch, self.samples.spent_ns

@@ -19,9 +19,11 @@ from typing import Any
 import torch
 
 from opgrip.cli.command import counted, did_you_mean, printable
+from opgrip.cli.output_files import read_input
 from opgrip.errors import NothingSelectedError, UserError
 from opgrip.replay.cases.cases import Case, make_cases
 from opgrip.replay.cases.selection import MODULE, Selection
+from opgrip.replay.cases.sources.samples import PREFIX, read_folders, sample_cases
 from opgrip.replay.cases.subgraph_calls import Links, Outside
 from opgrip.replay.cases.subgraphs import SubgraphOperator, make_units
 from opgrip.replay.modes.candidate import OF_MODULES
@@ -36,6 +38,7 @@ from opgrip.traces.schema.tensor_specs import contiguous, plain_name, tensor_out
 from opgrip.traces.scripts.literals import plain
 from opgrip.traces.scripts.script import operator_source
 
+MOST_BYTES = 8 << 20  # maximum number of bytes of a gripped sample's source
 MOST_ROWS = 40  # maximum number of recorded calls listed in a file
 # where the documentation of an operator may be
 DOCUMENTED = (torch.nn.functional, torch, torch.Tensor, torch.special, torch.linalg)
@@ -67,7 +70,8 @@ class CandidateFile:
         about += [*self.facts, "", self.remark, made_by]
         lines = [printable(line).encode("ascii", "backslashreplace").decode() for line in about]
         comments = [f"# {line}".rstrip() for line in lines]
-        return "\n".join([*comments, "", f"import {self.imported}", "", "", self.source, ""])
+        imports = [f"import {self.imported}", "", ""] if self.imported else []
+        return "\n".join([*comments, "", *imports, self.source, ""])
 
 
 def file_of_operator(trace: Trace, target: str, op: str, extensions: Sequence[str]) -> CandidateFile:
@@ -128,18 +132,33 @@ def _setting(leaf: Any) -> str:
     return repr(leaf) if isinstance(leaf, torch.dtype) else "None"
 
 
-def file_of_sample(name: str) -> CandidateFile:
+def file_of_sample(target: str) -> CandidateFile:
+    if not target.startswith(PREFIX):
+        return _file_of_folder(Path(target))
+    name = target.removeprefix(PREFIX)
     if name not in samples():
         raise UserError(f"unknown sample {name!r}", did_you_mean(name, samples(), "see opgrip samples list"))
     own = samples()[name]
     facts = inspect.cleandoc(own.function.__doc__ or "").split("\n\n")[0].splitlines()
-    facts += ["", *(f"{item}: {_outlines(own.arguments(item), {})}" for item in own.configurations)]
+    facts += ["", *(f"{item}: {outlines(own.arguments(item), {})}" for item in own.configurations)]
     module, function = own.function.__module__, own.function.__name__
     arguments = inspect.signature(own.function).parameters.values()
     parameters = [item.name if item.default is item.empty else f"{item.name}={item.default!r}" for item in arguments]
     passed = [item.name for item in arguments]
     call = _call_of(function, f"{module}.{function}", (", ".join(parameters), ", ".join(passed)))
-    return CandidateFile(f"sample:{name}", f"sample:{name}", facts, *call, module)
+    return CandidateFile(target, target, facts, *call, module)
+
+
+def _file_of_folder(folder: Path) -> CandidateFile:
+    sample, *others = read_folders([folder])
+    if others:
+        raise UserError(f"{folder} contains several samples", f"name one of them, such as {sample.folder}")
+    calls = [case.signature for case in sample_cases(str(sample.folder))]
+    facts = [f"Gripped from {sample.origin}, with {counted(len(calls), 'call')}:", ""]
+    facts += [outlines(call.args, call.kwargs) for call in calls]
+    source = read_input(sample.folder / sample.file, MOST_BYTES, "grip it again").decode()
+    remark = f"{sample.entry} is the gripped function: change it."
+    return CandidateFile(f"sample:{sample.name}", str(sample.folder), facts, sample.entry, remark, source, "")
 
 
 def _documentation(operator: Any) -> Iterator[str]:
@@ -166,13 +185,13 @@ def _table(own: Sequence[Case], cases: Iterable[Case]) -> Iterator[str]:
     yield f"{counted(sum(case.count for case in own), 'recorded call')}, {share:.2%} of the step:"
     yield from ("", f"{'of step':>8} {'count':>7} {'us a call':>11}  arguments")
     for case in own[:MOST_ROWS]:
-        outlines = _outlines(case.signature.args, case.signature.kwargs)
-        yield f"{case.captured_total_us / step_us:>8.2%} {case.count:>7,} {case.captured_us:>11,.2f}  {outlines}"
+        listed = outlines(case.signature.args, case.signature.kwargs)
+        yield f"{case.captured_total_us / step_us:>8.2%} {case.count:>7,} {case.captured_us:>11,.2f}  {listed}"
     if len(own) > MOST_ROWS:
         yield f"and {len(own) - MOST_ROWS:,} more signatures"
 
 
-def _outlines(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+def outlines(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     def outline(leaf: Any) -> Any:
         return _Plain(_tensor_outline(leaf)) if hasattr(leaf, "shape") else leaf
 

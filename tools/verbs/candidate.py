@@ -18,6 +18,7 @@ examples:
   opgrip candidate init aten._softmax.default step.jsonl -o softmax.py
   opgrip candidate init own.half.default step.jsonl --extension own_ops.py -o half.py
   opgrip candidate init sample:delta2bbox -o delta2bbox.py
+  opgrip candidate init grips/soft_nms -o soft_nms.py
   opgrip candidate init module:backbone.layer1.1 trace:faster_rcnn -o block.py
 """
 
@@ -26,7 +27,8 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "operator",
         metavar="OPERATOR",
-        help="full name of an operator in the trace, module:PATH for a module, or sample:NAME for a sample",
+        help="full name of an operator in the trace, module:PATH for a module, sample:NAME for a shipped sample, or a "
+        "folder that opgrip grip wrote",
     )
     parser.add_argument("trace", nargs="?", type=Path, metavar="TRACE", help="a trace; omit it for a sample")
     parser.add_argument(
@@ -48,10 +50,10 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     prepare,
 )
 def run(args: argparse.Namespace) -> int:
-    is_sample = args.operator.startswith("sample:")
+    is_sample = args.operator.startswith("sample:") or Path(args.operator).is_dir()
     if is_sample != (args.trace is None):
         what = f"{args.operator} takes no trace" if is_sample else "a trace is missing"
-        raise UserError(what, "opgrip candidate init OPERATOR TRACE, or sample:NAME without a trace")
+        raise UserError(what, "opgrip candidate init OPERATOR TRACE, or a sample without a trace")
     check_output(args.output, args.force, (".py", ".pyw"))
 
     from opgrip.replay.modes.candidate import OF_MODULES
@@ -60,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
 
     reporter = Reporter(args.prog)
     if is_sample:
-        template = file_of_sample(args.operator.partition(":")[2])
+        template = file_of_sample(args.operator)
     else:
         with reporter.reading(args.trace):
             trace = load(args.trace, args.partial, args.unbounded, TraceReader(args.trace, args.unbounded))

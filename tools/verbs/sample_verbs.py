@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from opgrip.capture.program.capture_choices import CALLS, GRIPS
 from opgrip.cli.command import USAGE_ERROR, add_reading, counted, positive, printable
@@ -20,7 +20,6 @@ from opgrip.errors import UserError
 from opgrip.tools.verbs import add_output, report_output, verb
 
 if TYPE_CHECKING:
-    from opgrip.samples import Sample
     from opgrip.traces import Trace
 
 GRIP_EXAMPLES = """\
@@ -48,7 +47,14 @@ def prepare_grip(parser: argparse.ArgumentParser) -> None:
         type=positive,
         default=CALLS,
         metavar="N",
-        help="number of calls with different signatures to keep per function (default: %(default)s)",
+        help="number of calls to keep per function (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--per-signature",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="number of these calls that may have the same signature (default: %(default)s)",
     )
     parser.add_argument(
         "--by-reference", action="store_true", help="refer to functions by import path instead of copying their code"
@@ -67,7 +73,7 @@ def run_grip(args: argparse.Namespace) -> int:
     program = [args.script, *args.program]
     check_script(program)
     patterns = [parse_pattern(name if ":" in name else f"__main__:{name}") for name in args.function]
-    grips = Grips(patterns, Keep(args.calls, by_reference=args.by_reference), args.to)
+    grips = Grips(patterns, Keep(args.calls, args.per_signature, by_reference=args.by_reference), args.to)
     with grips:
         status = run_script(program, grips.script_compiler())
     grips.finish()
@@ -210,6 +216,7 @@ def prepare_show(parser: argparse.ArgumentParser) -> None:
 @verb("samples show", "show the description, inputs and source of a sample", SHOW_EXAMPLES, prepare_show)
 def run_show(args: argparse.Namespace) -> int:
     from opgrip.replay.cases.sources.samples import PREFIX, find_samples
+    from opgrip.tools.exports.candidate_template import outlines
 
     (sample,) = find_samples(args.name)
     print(f"name      {sample.name}, in {sample.family}")
@@ -217,26 +224,10 @@ def run_show(args: argparse.Namespace) -> int:
     print(f"source    {sample.project}, {sample.url}")
     print(f"in JAX    {'yes' if sample.has_jax() else 'no'}")
     for configuration in sample.configurations:
-        print(f"inputs    {configuration}: {_outline(sample, configuration)}")
+        print(f"inputs    {configuration}: {outlines(sample.arguments(configuration), {})}")
     print(f"run it    opreplay {PREFIX}{sample.name} --mode eager,compile\n")
     print(inspect.getsource(sys.modules[sample.function.__module__]), end="")
     return 0
-
-
-def _outline(sample: Sample, configuration: str) -> str:
-    from opgrip.traces.schema.arguments import map_leaves
-    from opgrip.traces.schema.tensor_specs import tensor_outline
-
-    def short(leaf: Any) -> Any:
-        return _Plain(tensor_outline(leaf.dtype, leaf.shape)) if hasattr(leaf, "shape") else leaf
-
-    return ", ".join(map(repr, map_leaves(short, sample.arguments(configuration))))
-
-
-class _Plain(str):
-    __slots__ = ()
-
-    __repr__ = str.__str__
 
 
 TAGS_EXAMPLES = """\

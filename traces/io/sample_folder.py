@@ -15,6 +15,7 @@ from opgrip.cli.output_files import read_input
 from opgrip.errors import FormatError, UserError, one_line
 
 SAMPLE, CALLS = "sample.json", "calls.jsonl"
+OPENED = "opgrip_sample_"  # start of the names of samples' modules, which could be those of installed packages
 MOST_BYTES = 1 << 20  # maximum number of bytes of `sample.json`, which has only a few lines
 
 
@@ -54,8 +55,7 @@ class SampleFolder:
 def open_sample(folder: Path) -> OpenSample:
     """Load the code of a sample. This executes the code, so the folder must be trusted."""
     about = read_sample(folder)
-    # the sample's own name could be that of an installed package
-    spec = spec_from_file_location(f"opgrip_sample_{about.name}", folder / about.file)
+    spec = spec_from_file_location(OPENED + about.name, folder / about.file)
     assert spec is not None, "it is a .py file"
     assert spec.loader is not None, "it is a .py file"
     module = module_from_spec(spec)

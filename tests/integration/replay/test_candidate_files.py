@@ -106,6 +106,27 @@ def test_sample_begins_with_a_call_of_it(tmp_path: Path) -> None:
     assert "wrong" not in done.stdout
 
 
+@pytest.mark.slow
+def test_gripped_sample_begins_with_its_code_and_is_judged_on_all_kept_calls(tmp_path: Path) -> None:
+    script = (
+        "import torch\n\nLIMIT = 0.5\n\n\ndef kept(scores):\n    return scores[scores > LIMIT] * 2\n\n\n"
+        "for value in (0.6, 0.7, 0.8):\n    kept(torch.full((64, 64), value))\n"
+    )
+    (tmp_path / "detect.py").write_text(script, encoding="utf-8")
+    succeed("opgrip", "grip", "detect.py", "--function", "kept", "--per-signature", "2", cwd=tmp_path)
+    path, command = init("grips/kept", tmp_path)
+    content = path.read_text(encoding="utf-8")
+    assert "def kept(scores):" in content
+    assert "LIMIT = 0.5" in content
+    memo = "\n\nresults = []\n\n\ndef memo(x):\n    results[:] = results or [kept(x)]\n    return results[0].clone()\n"
+    path.write_text(content + memo, encoding="utf-8")
+    for name, status, text in (("kept", 0, "2 cases in 4 rows: 4 ok"), ("memo", 1, "2 wrong")):
+        for options in ([], ["--untrusted"]):
+            words = [*command.replace("mine.py:kept", f"mine.py:{name}").split(), "--iterations", "2", *options]
+            done = run_command(*words, cwd=tmp_path)
+            assert (done.returncode, text in done.stderr) == (status, True), done.stdout + done.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -115,6 +136,7 @@ def test_sample_begins_with_a_call_of_it(tmp_path: Path) -> None:
         (["aten._softmax.default", "-o", "x.py"], "a trace is missing"),
         (["sample:delta2bbox", "TRACE", "-o", "x.py"], "sample:delta2bbox takes no trace"),
         (["sample:delta", "-o", "x.py"], "unknown sample 'delta'"),
+        ([".", "-o", "x.py"], ". contains no sample"),
     ],
 )
 def test_mistakes_are_reported_in_one_line(trace: Path, tmp_path: Path, words: list[str], message: str) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
+from io import StringIO
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
@@ -21,11 +23,17 @@ from programs import ROOT, run_command
 from torch import Tensor
 
 from opgrip import Capture, UserError, judge
+from opgrip.platform.peaks import Level, Peaks
 from opgrip.replay import replay
+from opgrip.replay.analyses.candidates import held_to_limits, print_judgement
 from opgrip.replay.comparison.gate import exit_status, hold_candidates, parse_candidate_gate
-from opgrip.replay.results.judgement import CandidateColumns, judged_steps, mean_saving
+from opgrip.replay.replay_options import request_with
+from opgrip.replay.results.judgement import CandidateColumns, judge_rows, judged_steps, mean_saving
 from opgrip.replay.results.origins import OriginColumns
+from opgrip.replay.results.paired_ratio import PairedColumns
 from opgrip.replay.results.results import Result
+from opgrip.replay.run.workload import load_workload
+from opgrip.replay.timing.stopwatch import Stopwatch
 
 SOFTMAX, ADD_, TRANSPOSE, OUT = "aten._softmax.default", "aten.add_.Tensor", "aten.t.default", "aten.mul.out"
 SCHEMA = json.loads((ROOT / "replay" / "schema.json").read_text(encoding="utf-8"))
@@ -149,13 +157,36 @@ def unsteady(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
     return OPERATOR(x, dim, half_to_float) * (1 + 1e-7 * (unsteady.calls % 3))  # type: ignore[attr-defined]
 
 
-def first_result_of_the_shape(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
-    results = vars(first_result_of_the_shape)
-    if str(x.shape) not in results:
-        results[str(x.shape)] = OPERATOR(x, dim, half_to_float)
-    return results[str(x.shape)]
+def keeping(key: Callable[[Tensor], Any], copies: bool = True) -> Callable[..., Tensor]:
+    """Return a softmax that computes one result for each key of an input, and returns it or copies of it."""
+    results: dict[Any, Tensor] = {}
+
+    def kept(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+        if key(x) not in results:
+            results[key(x)] = OPERATOR(x, dim, half_to_float)
+        return results[key(x)].clone() if copies else results[key(x)]
+
+    return kept
 
 
+def in_one_buffer(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    buffers = vars(in_one_buffer)
+    return torch.softmax(x, dim, out=buffers.setdefault(str(x.shape), torch.empty_like(x)))
+
+
+def wrong_when_timed(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return a candidate that is right when it is checked, and wrong when it is timed."""
+
+    def candidate(*args: Any) -> Tensor:
+        result, frame = function(*args), sys._getframe()
+        while frame is not None and frame.f_code is not Stopwatch.time.__code__:
+            frame = frame.f_back  # type: ignore[assignment]
+        return result if frame is None else result.neg_()
+
+    return candidate
+
+
+AGAIN, TIMED = "output 0 is in the memory of an earlier result", "in a timed run: output 0: "
 LARGE, NAN, EMPTY = "float32[624,64] -1 False", "float32[2,3] -1 False", "float32[0,5] -1 False"
 
 
@@ -163,7 +194,6 @@ LARGE, NAN, EMPTY = "float32[624,64] -1 False", "float32[2,3] -1 False", "float3
     ("candidate", "op", "shapes", "verdict", "reason"),
     [
         (writes_input, SOFTMAX, LARGE, "wrong", "writes into argument 0"),
-        (first_result_of_the_shape, SOFTMAX, LARGE, "wrong", "elements differ"),
         pytest.param(
             other_strides,
             SOFTMAX,
@@ -200,6 +230,34 @@ def test_broken_candidates_are_named_with_the_reason(
     verdicts = verdicts_of(trace, candidate, op)
     found, error = verdicts[shapes] if shapes is not None else next(iter(verdicts.values()))
     assert (found, reason in str(error)) == (verdict, True), error
+
+
+@pytest.fixture(scope="module")
+def two_calls(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("candidates") / "two.jsonl"
+    with Capture(path):
+        torch.softmax(torch.randn(16, 64), -1)
+        torch.randn(8, 8).add_(torch.randn(8, 8))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("candidate", "op", "reason"),
+    [
+        (keeping(lambda x: x.shape), SOFTMAX, "elements differ"),
+        (keeping(Tensor.data_ptr), SOFTMAX, "elements differ"),
+        (keeping(id), SOFTMAX, "elements differ"),
+        (keeping(lambda x: (id(x), x._version), copies=False), SOFTMAX, AGAIN),
+        (in_one_buffer, SOFTMAX, AGAIN),
+        (wrong_when_timed(OPERATOR), SOFTMAX, TIMED),
+        (wrong_when_timed(Tensor.add_), ADD_, TIMED),
+    ],
+)
+def test_earlier_results_and_wrong_results_of_timed_runs_are_wrong(
+    two_calls: Path, candidate: Callable[..., Any], op: str, reason: str
+) -> None:
+    ((verdict, error),) = verdicts_of(two_calls, candidate, op).values()
+    assert (verdict, reason in str(error)) == ("wrong", True), error
 
 
 class NegatedGradient(torch.autograd.Function):
@@ -319,6 +377,41 @@ def test_candidate_gate_decides_the_exit_status(
         CandidateColumns(verdict, *interval, 0.5, 0.5 * (1 - ratio), error)
     )
     assert exit_status([hold_candidates(parse_candidate_gate(text), judged_steps([judged]))]) == status
+
+
+@pytest.mark.parametrize(
+    ("ratio", "error", "chance", "reason"),
+    [
+        (1.02, 0.05, 0.2, "the 95 % interval contains 1 and differences of over 5 %"),
+        (1.2, 0.07, 1e-4, "a verdict needs a certainty of 99.9 %, and that interval, 0.952 to 1.512, contains 1"),
+        (1.2, 0.02, 0.004, "is chance with a probability of 0.4 %, and a verdict needs less than 0.1 %"),
+    ],
+)
+def test_undecided_verdicts_have_a_reason(
+    transpose_row: Result, ratio: float, error: float, chance: float, reason: str
+) -> None:
+    row = replace(transpose_row, status="ok", ratio=ratio, ratio_p10=ratio, ratio_p50=ratio, ratio_p90=ratio)
+    base = replace(row, mode="eager", ratio=None, added={})
+    judged = judge_rows([base, row.adding(PairedColumns(error, chance))], "eager", None, "", {})
+    columns, printed = CandidateColumns.of(judged[1]), StringIO()
+    print_judgement(judged, printed)
+    assert columns.verdict == "undecided"
+    assert reason in str(columns.undecided_because)
+    assert " ".join(f"undecided on case {row.case}: {columns.undecided_because}".split()) in " ".join(
+        printed.getvalue().split()
+    )
+
+
+def test_time_below_the_limit_of_the_machine_is_doubtful(trace: Path, transpose_row: Result) -> None:
+    ceilings = Peaks(("one",), "cpu", 1, (Level("memory", None, 1, {1: 1e-3}),), {}, 1.0, 0.5, "2.0", "")
+    row = replace(transpose_row, status="ok", median_us=30.0, bytes_moved=100, note="")
+    workload = load_workload(request_with(str(trace), candidate=[f"{TRANSPOSE}=math:sqrt"]))
+    (held,) = held_to_limits([row], ceilings, workload)
+    assert held.doubts == "impossible"
+    assert held.note.startswith(
+        "takes 30 us, but this machine needs 100 us: the candidate leaves work out, or the bytes"
+    )
+    assert held_to_limits([replace(row, median_us=90.0)], ceilings, workload)[0].doubts == ""
 
 
 def test_saving_is_the_sum_over_signatures(trace: Path) -> None:

@@ -13,7 +13,7 @@ from programs import refusal, run_command
 
 from opgrip import Capture, UserError, judge
 from opgrip.platform.peaks import Level, Peaks
-from opgrip.replay.analyses.candidates import without_impossible
+from opgrip.replay.analyses.candidates import held_to_limits
 from opgrip.replay.replay_options import request_with
 from opgrip.replay.results.judgement import CandidateColumns, judge_rows
 from opgrip.replay.results.results import Result
@@ -69,7 +69,7 @@ def row_of(trace: Path, name: str, op: str = SOFTMAX, ceilings: Peaks | None = N
     # the next judgement must not find what this one left
     untrusted.end_process(workload.request.candidates.candidate[0])
     if ceilings is not None:
-        rows = without_impossible(rows, ceilings, workload)
+        rows = held_to_limits(rows, ceilings, workload)
     return judge_rows(rows, "eager", None, "", {})[-1]
 
 
@@ -171,6 +171,19 @@ def test_detached_process_is_stopped(trace: Path, monkeypatch: pytest.MonkeyPatc
             break
         sleep(0.01)
     assert is_over
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.slow
+@pytest.mark.parametrize("is_honest", [True, False])
+def test_candidates_of_samples_are_judged(tmp_path: Path, is_honest: bool) -> None:
+    returned = "found" if is_honest else "found.roll(1)"
+    lines = ["from opgrip.samples.coders.delta2bbox import delta2bbox", "", "", "def mine(*args, **kwargs):"]
+    lines += ["    found = delta2bbox(*args, **kwargs)", f"    return {returned}", ""]
+    (tmp_path / "mine.py").write_text("\n".join(lines), encoding="utf-8")
+    candidate = {"sample:delta2bbox": f"{tmp_path / 'mine.py'}:mine"}
+    results = judge(candidate, "sample:delta2bbox", untrusted=True, iterations=3)
+    assert results.is_right == is_honest, str(results)
 
 
 def test_functions_of_this_process_cannot_be_untrusted(trace: Path) -> None:

@@ -68,6 +68,13 @@ def test_first_call_of_each_signature_is_kept() -> None:
     assert [call.args[0].shape[0] for call in calls_of(grips, "scaled")] == [2, 3, 4]
 
 
+def test_several_calls_of_a_signature_are_kept_on_request() -> None:
+    with gripped("scaled", calls=4, per_signature=2) as grips:
+        for rows, value in ((2, 1), (2, 2), (2, 3), (3, 4), (4, 5)):
+            gripping.scaled(torch.full((rows, 4), float(value)))
+    assert [float(call.args[0][0, 0]) for call in calls_of(grips, "scaled")] == [1, 2, 4, 5]
+
+
 def test_other_scalars_are_another_signature() -> None:
     with gripped("scaled", calls=9) as grips:
         for by in (1, 1.0, True, 1):

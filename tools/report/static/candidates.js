@@ -3,7 +3,7 @@ const verdicts = ["wrong", "failed", "slower", "undecided", "equal", "faster"];
 const judgedRows = allRows.filter((row) => cell("verdict", row)).sort((one, other) =>
   verdicts.indexOf(cell("verdict", one)) - verdicts.indexOf(cell("verdict", other)));
 const judgedColumns = ["verdict", "run", "trace", "op", "direction", "shapes", "count", "step_share", "median_us", "ratio_p50",
-  "ratio_low", "ratio_high", "step_saving", "error", "export"];
+  "ratio_low", "ratio_high", "undecided_because", "step_saving", "doubts", "error", "export"];
 
 // savings of traces and of their parts, without columns that are empty
 function savingsTable(parts) {
