@@ -90,8 +90,8 @@ def _judged(row: Result, base: Result | None, step_us: float | None, export: str
     saving = error = None
     if share is not None:
         saving, error = share * (1 - ratio.middle), WITHIN_95 * share * ratio.middle * ratio.error
-    reason = ratio.undecided_because
-    return row.adding(CandidateColumns(ratio.verdict, *ratio.interval, share, saving, error, undecided_because=reason))
+    judged = CandidateColumns(ratio.verdict, *ratio.interval, share, saving, error)
+    return row.adding(replace(judged, undecided_because=ratio.undecided_because))
 
 
 def is_of_module(row: Result) -> bool:
