@@ -51,9 +51,11 @@ _batch_norm_{no_update,with_update,with_update_functional} batch_norm_update_sta
     grad_out grad_output: *input.shape; trains = False not in (train, training, update)
     # an evaluation saves no statistics
     save_mean save_invstd save_var: # channels when trains; save_mean save_invstd save_var: # 0 channels
-native_batch_norm{,_backward} _native_batch_norm_legit
+native_batch_norm _native_batch_norm_legit {,native_}batch_norm_backward
     # an evaluation reads them
     trains or running_mean is not None and running_var is not None
+{,native_}batch_norm_backward
+    not trains or save_mean is not None and (save_invstd is not None or save_var is not None)
 convolution_backward
     max(*output_padding, 0) < max(*stride, *dilation) when transposed
 quantized::batch_norm{,1d,2d,3d}{,_relu}

@@ -89,7 +89,7 @@ CHEATS = {
     "lazy_without_check": "",
     "left_on_a_thread": None,
     "left_on_a_python_thread": None,
-    "left_on_a_daemon": "elements differ",
+    "left_on_a_daemon": "differ",
     "with_patched_clock": "it replaced time.perf_counter_ns",
     "with_clock_of_the_process": "",
     "with_patched_elapsed_time": "it replaced torch.cuda.Event.elapsed_time",
