@@ -32,6 +32,9 @@ def check_agreement(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, A
     names = (argument.name for argument in schema.arguments)
     defaults = {argument.name: argument.default_value for argument in schema.arguments if argument.has_default_value()}
     call = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
+    # torch takes None for False
+    flags = (argument.name for argument in schema.arguments if argument.type.kind() == "BoolType")
+    call |= {name: False for name in flags if call.get(name) is None}
     try:
         for name, actual, expected in required_sizes(schema.name, call, rules):
             if actual != expected:

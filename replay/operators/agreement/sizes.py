@@ -57,6 +57,7 @@ native_batch_norm _native_batch_norm_legit {,native_}batch_norm_backward
 {,native_}batch_norm_backward
     not trains or save_mean is not None and (save_invstd is not None or save_var is not None)
 convolution_backward
+    input grad_output: batch *_
     max(*output_padding, 0) < max(*stride, *dilation) when transposed
 quantized::batch_norm{,1d,2d,3d}{,_relu}
     qx: _ channels *_; weight bias mean var: # channels; weight bias mean var: memory

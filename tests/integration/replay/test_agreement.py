@@ -86,7 +86,14 @@ def encoder(heads: int, bias: torch.Tensor) -> tuple[Any, ...]:
         ("upsample_bilinear2d", (f(1, 1, 3, 3), [7, 7], False, float("nan"), 2.0), {}, r"is_scale\(scales_h"),
         ("native_batch_norm", (f(1, 64, 1, 1), f(1), None, None, None, *BATCH_NORM), {}, "weight has 1 instead of 64"),
         ("native_batch_norm", (f(1, 64, 1, 1), None, None, None, None, False, 0.1, 1e-5), {}, "running_mean"),
+        ("native_batch_norm", (f(1, 64, 1, 1), None, None, None, None, None, 0.1, 1e-5), {}, "running_mean"),
         ("native_batch_norm_backward", (f(1, 4), f(1, 4), *[None] * 5, True, 1e-5, [True] * 3), {}, "save_mean"),
+        (
+            "convolution_backward",
+            (f(0, 4, 3), f(1, 3, 5), f(4, 3, 3), [4], [1], [0], [1], False, [0], 1, [True] * 3),
+            {},
+            "grad_output",
+        ),
         ("batch_norm_backward", (f(1, 4), f(1, 4), *[None] * 5, False, 1e-5, [True] * 3, f(0)), {}, "running_mean"),
         (
             "convolution_backward",
