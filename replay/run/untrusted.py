@@ -8,6 +8,7 @@ import os
 import secrets
 import signal
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -28,7 +29,7 @@ from opgrip.replay.cases.functions import strided_spec
 from opgrip.replay.cases.preceding_calls import CallPosition
 from opgrip.replay.cases.selection import Variant
 from opgrip.replay.checks.reference import Reference
-from opgrip.replay.checks.verdicts import ResultVerdict, WrongResultError
+from opgrip.replay.checks.verdicts import ResultVerdict, WrongResultError, wrong
 from opgrip.replay.inputs.filling import memory_of
 from opgrip.replay.inputs.inputs import Inputs, as_recorded
 from opgrip.replay.modes import CANDIDATE, RunOutputs
@@ -36,6 +37,7 @@ from opgrip.replay.modes.candidate import Candidate
 from opgrip.replay.operators.lookup import Operator, Unsupported
 from opgrip.replay.operators.memory import CallMemory, Function, tensors_in
 from opgrip.replay.results.ratios import shares_of
+from opgrip.replay.run.untrusted_process import HELD
 from opgrip.replay.run.workload import Workload
 from opgrip.replay.timing.caches import MemoryUse
 from opgrip.replay.timing.stopwatch import Stopwatch
@@ -97,7 +99,8 @@ class UntrustedProcess:
         self._leaf, self._above, self._mem = -1, -1, -1
         self._stopped: list[_Thread] = []
         self.took_ns = 0
-        self.earlier: Sequence[Any] = ()
+        # addresses and sizes of results of the runs before the latest one, and of that one
+        self.earlier: deque[Sequence[Any]] = deque(maxlen=HELD)
         self.latest: Sequence[Any] = ()
 
     def ask(self, message: Mapping[str, Any]) -> Any:
@@ -356,7 +359,8 @@ class UntrustedCall:
         run_ns, *results = answer
         if not 0 <= run_ns <= process.took_ns:
             raise WrongResultError(f"its process reports a time of {run_ns} ns, but ran for {process.took_ns} ns")
-        process.earlier, process.latest = process.latest, results
+        process.earlier.append(process.latest)
+        process.latest = results
         return UntrustedRun(run_ns, process.took_ns - run_ns, results)
 
     def _memory(self, process: UntrustedProcess, results: Sequence[Any]) -> list[torch.UntypedStorage | None]:
@@ -371,7 +375,7 @@ class UntrustedCall:
             if offset is not None:
                 storages.append(self._places[[place for place, _ in self._places].index(offset)][1])
                 continue
-            if size and item in process.earlier:
+            if size and any(item in earlier for earlier in process.earlier):
                 raise WrongResultError("it returns the memory of an earlier result")
             if address not in own:
                 own[address] = process.read(address, size).untyped_storage()
@@ -436,8 +440,8 @@ MARGIN = 0.1  # share by which the time of a candidate's request outside its cal
 KEPT = 51  # number of latest requests over which these times are compared
 
 
-# function that compares results with the operator's on the same inputs
-Check = Callable[[Inputs, RunOutputs], ResultVerdict]
+# function that compares results with the operator's on the same inputs, and random ones with those of an earlier run
+Check = Callable[[Inputs, RunOutputs, Sequence[Any]], ResultVerdict]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -448,6 +452,7 @@ class UntrustedFunction(TimedFunction):
     overhead_ns: list[int]
     _took_ns: list[int] = field(default_factory=list)
     _checks: int = 0
+    _compared: Sequence[Any] = ()
 
     def run(self) -> None:
         self._run(0)
@@ -503,7 +508,7 @@ class UntrustedFunction(TimedFunction):
         for storage, values in zip(inputs.storages, before, strict=True):
             changed = changed or not torch.equal(memory_of(storage), memory_of(values))
             storage.copy_(values)
-        verdict = self.check(inputs, RunOutputs(outputs, after))
+        verdict, self._compared = self.check(inputs, RunOutputs(outputs, after), self._compared), outputs
         if not verdict.right or (changed and not self.mutates):
             raise WrongResultError(f"in a timed run: {verdict.reason or 'writes into an argument'}")
 
@@ -546,9 +551,11 @@ def untrusted_function(
     signatures: Sequence[Signature] = (case.signature, *case.input_sets)
     tolerance = call.workload.request.tolerance
 
-    def check(own: Inputs, actual: RunOutputs) -> ResultVerdict:
+    def check(own: Inputs, actual: RunOutputs, earlier: Sequence[Any]) -> ResultVerdict:
         op = case.op if case.operator is None else None
         reference = Reference(operator.function, own.copy_arguments, operator.mutates, op, case.unused)
+        if (place := reference.drawn_again(actual.outputs, earlier)) is not None:
+            return wrong(f"output {place} has the random numbers of an earlier run")
         return reference.check(actual, tolerance)
 
     return UntrustedFunction(

@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import starmap
@@ -45,6 +46,7 @@ CRITICAL = {
     "torch.DEVICE.Event": "record elapsed_time synchronize query wait",
 }
 LONGEST = 200
+HELD = 4  # number of earlier runs whose results are kept
 PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -72,13 +74,14 @@ class CallProcess:
         self._storages: list[torch.UntypedStorage] = []
         self._arguments: Arguments = ((), {})
         self._results: list[tuple[Any, torch.UntypedStorage | None]] = []
-        self._earlier = self._results
+        self._held: deque[Any] = deque(maxlen=HELD)
         self._places: list[Any] = []
         self._stack = ExitStack()
 
     def make(self, **request: Any) -> dict[str, Any]:
-        # a new result must not get the memory of the one before, which a program may still use
-        self._earlier, self._results = self._results, []
+        # a new result must not get the memory of those before, which a program may still use
+        self._held.append(self._results)
+        self._results = []
         self._arguments, self._storages = ((), {}), []
         self._stack.close()
         gc.collect(0)

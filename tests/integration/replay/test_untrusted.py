@@ -9,6 +9,7 @@ from time import sleep
 import cheats
 import pytest
 import torch
+from judge_candidates import FOLDER
 from programs import refusal, run_command
 
 from opgrip import Capture, UserError, judge
@@ -23,6 +24,7 @@ from opgrip.replay.run.untrusted import UntrustedCall
 from opgrip.replay.run.workload import load_workload
 
 SOFTMAX = "aten._softmax.default"
+DROPOUT = "aten.native_dropout.default"
 NORM = "aten.native_layer_norm.default"
 RUNS = 16
 CEILINGS = Peaks(
@@ -35,6 +37,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     path = tmp_path_factory.mktemp("untrusted") / "step.jsonl"
     with Capture(path):
         torch.softmax(torch.randn(32, 64), -1)
+        torch.native_dropout(torch.randn(32, 64), 0.25, True)
     yield path
     end_processes()
 
@@ -60,9 +63,11 @@ def norm_trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def row_of(trace: Path, name: str, op: str = SOFTMAX, ceilings: Peaks | None = None) -> Result:
-    """Return the judged row of a candidate of `cheats`, judged in processes of this one."""
-    text = f"{op}={cheats.__file__}:{name}"
+def row_of(
+    trace: Path, name: str, op: str = SOFTMAX, ceilings: Peaks | None = None, file: str = cheats.__file__
+) -> Result:
+    """Return the judged row of a candidate of a file, judged in processes of this one."""
+    text = f"{op}={file}:{name}"
     options = {"candidate": [text], "untrusted": True, "iterations": RUNS, "cache": "warm", "threads": 1}
     workload = load_workload(request_with(str(trace), **options))
     (rows,) = measure_cases(workload.cases, workload)
@@ -115,6 +120,28 @@ def test_cheat_gets_no_better_verdict_than_its_honest_twin(trace: Path, name: st
     allowed = {"wrong", "slower"} if CHEATS[name] is None else {"wrong" if CHEATS[name] else "slower"}
     assert verdict in allowed, reason
     assert (CHEATS[name] or "") in reason
+
+
+# cheats of the benchmark that once gained something, with the reason why they are wrong
+HELD_OUT = {
+    "softmax_in_one_memory": (SOFTMAX, "it returns the memory of an earlier result"),
+    "dropout_with_one_mask": (DROPOUT, "output 1 has the random numbers of an earlier run"),
+}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", HELD_OUT)
+def test_cheat_of_the_benchmark_is_wrong(trace: Path, name: str) -> None:
+    op, reason = HELD_OUT[name]
+    row = row_of(trace, name, op, file=str(FOLDER / "cheats.py"))
+    assert CandidateColumns.of(row).verdict == "wrong"
+    assert reason in str(row.error)
+
+
+@pytest.mark.timeout(300)
+def test_random_numbers_of_an_honest_candidate_do_not_depend_on_the_values(trace: Path) -> None:
+    row = row_of(trace, "dropout_with_own_mask", DROPOUT, file=str(FOLDER / "cheats.py"))
+    assert row.error is None
 
 
 @pytest.mark.timeout(300)
