@@ -7,11 +7,13 @@ import re
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from types import ModuleType
 from typing import Any
 
 import torch
 
 from opgrip.capture.hooks.dispatch import RecordingMode
+from opgrip.capture.hooks.extensions import ModuleWatch
 from opgrip.capture.program.capture_choices import OPERATORS
 from opgrip.capture.program.patches import Patches
 from opgrip.capture.recording.recorder import Recorder
@@ -39,31 +41,27 @@ class OpaqueMode(RecordingMode):
 leave_compiled(OpaqueMode)
 
 
-class CompiledWatch:
+class CompiledWatch(ModuleWatch):
     """A context in which compiled regions are recorded, as their operators or as single calls."""
 
     def __init__(self, recorder: Recorder, compiled: str) -> None:
-        self.recorder = recorder
-        self.compiled = compiled
-        self._hooks = ExitStack()
-        self._patches = Patches()
-
-    def __enter__(self) -> CompiledWatch:
-        if self.compiled == OPERATORS:
-            # otherwise torch permanently marks code that it meets under a mode as not to be compiled
-            self._hooks.enter_context(_eager)
-            place = place_of_compiling()
-            if place is not None:
-                self._patches.replace(*place, lambda entered: compiling_as_unwatched(entered, lambda: _eager.before))
-        else:
-            from torch._inductor.output_code import CompiledFxGraph
-
-            self._patches.replace(CompiledFxGraph, "__call__", self._recording)
-        return self
+        # a program that does not use the compiler does not wait a second for its import
+        super().__init__(recorder, (_COMPILER if compiled == OPERATORS else _REGIONS,))
+        self._stance = ExitStack()
 
     def __exit__(self, *ignored: object) -> None:
-        self._hooks.close()
-        self._patches.undo()
+        super().__exit__()
+        self._stance.close()
+
+    def _watch_module(self, module: ModuleType) -> None:
+        if module.__name__ == _REGIONS:
+            self._patches.replace(module.CompiledFxGraph, "__call__", self._recording)
+            return
+        # otherwise torch permanently marks code that it meets under a mode as not to be compiled
+        self._stance.enter_context(_eager)
+        place = place_of_compiling()
+        if place is not None:
+            self._patches.replace(*place, lambda entered: compiling_as_unwatched(entered, lambda: _eager.before))
 
     def _recording(self, original: Callable[[Any, Sequence[Any]], Any]) -> Callable[[Any, Sequence[Any]], Any]:
         @functools.wraps(original)
@@ -79,6 +77,9 @@ class CompiledWatch:
             return mode.call(name, COMPILED, lambda: original(graph, inputs), tuple(inputs), {})
 
         return recorded
+
+
+_COMPILER, _REGIONS = "torch._dynamo", "torch._inductor.output_code"
 
 
 class TracingWatch:

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from types import FrameType, FunctionType, ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -34,19 +35,25 @@ class ModuleWatch(ABC):
         self.recorder = recorder
         self.names = tuple(names)
         self._patches = Patches()
-        self._late = LateModules(self.names.__contains__, self._watch_module)
+        self._late = LateModules(self.names.__contains__, self._loaded)
 
     def __enter__(self) -> ModuleWatch:
         for name in self.names:
-            module = sys.modules.get(name)
-            if module is not None:
-                self._watch_module(module)
+            if sys.modules.get(name) is not None:
+                # another thread may still be loading it
+                self._loaded(import_module(name))
         self._late.__enter__()
         return self
 
     def __exit__(self, *ignored: object) -> None:
         self._late.__exit__()
         self._patches.undo()
+
+    def _loaded(self, module: ModuleType) -> None:
+        try:
+            self._watch_module(module)
+        except Exception as error:
+            self.recorder.lost.drop(f"extension {module.__name__}", error)
 
     @abstractmethod
     def _watch_module(self, module: ModuleType) -> None: ...
@@ -84,18 +91,15 @@ class ExtensionWatch(ModuleWatch):
         return reasons
 
     def _watch_module(self, module: ModuleType) -> None:
-        try:
-            for attribute, value in list(vars(module).items()):
-                if isinstance(value, ctypes.CDLL):
-                    self._watch_library(f"{module.__name__}:{attribute}", value)
-                elif _is_compiled_function(value):
-                    name = f"{module.__name__}:{attribute}"
-                    self._patches.replace(module, attribute, functools.partial(self._recording, name))
-                else:
-                    continue
-                self._watched_names.add(module.__name__)
-        except Exception as error:
-            self.recorder.lost.drop(f"extension {module.__name__}", error)
+        for attribute, value in list(vars(module).items()):
+            if isinstance(value, ctypes.CDLL):
+                self._watch_library(f"{module.__name__}:{attribute}", value)
+            elif _is_compiled_function(value):
+                name = f"{module.__name__}:{attribute}"
+                self._patches.replace(module, attribute, functools.partial(self._recording, name))
+            else:
+                continue
+            self._watched_names.add(module.__name__)
 
     def _watch_library(self, name: str, library: ctypes.CDLL) -> None:
         original = type(library)
@@ -167,13 +171,10 @@ class TritonWatch(ModuleWatch):
         super().__init__(recorder, (*LAUNCHING, *TUNING))
 
     def _watch_module(self, module: ModuleType) -> None:
-        try:
-            for name in LAUNCHING.get(module.__name__, ()):
-                self._patches.replace(getattr(module, name), "run", self._recording)
-            for name in TUNING.get(module.__name__, ()):
-                self._patches.replace(getattr(module, name), "_bench", self._passing_over)
-        except Exception as error:
-            self.recorder.lost.drop(f"kernels of {module.__name__}", error)
+        for name in LAUNCHING.get(module.__name__, ()):
+            self._patches.replace(getattr(module, name), "run", self._recording)
+        for name in TUNING.get(module.__name__, ()):
+            self._patches.replace(getattr(module, name), "_bench", self._passing_over)
 
     def _recording(self, run: Callable[..., Any]) -> Callable[..., Any]:
         recorder = self.recorder

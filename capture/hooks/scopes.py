@@ -16,6 +16,7 @@ from torch import nn
 from torch.fx import GraphModule
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from opgrip.capture.hooks.extensions import ModuleWatch
 from opgrip.capture.program.environment import describe_autocast
 from opgrip.capture.program.patches import Patches
 from opgrip.capture.program.places import FORWARD, OPTIMIZER, Location
@@ -239,23 +240,24 @@ for hook in (ScopeWatch._enter_optimizer, ScopeWatch._leave_optimizer):
     hide_from_compiler(cast(FunctionType, hook))
 
 
-class ThreadWatch:
+class ThreadWatch(ModuleWatch):
     """A context in which calls of threads that `threading.Thread` starts, and of functions run by RPC, are recorded."""
 
     def __init__(self, recorder: Recorder) -> None:
-        self.recorder = recorder
-        self._patches = Patches()
+        super().__init__(recorder, (_RPC,))
 
-    def __enter__(self) -> ThreadWatch:
+    def __enter__(self) -> ModuleWatch:
         self._patches.replace(threading.Thread, "start", self._watching)
-        if _RPC in sys.modules:
-            self._watch_rpc(sys.modules[_RPC])
-        return self
+        return super().__enter__()
 
     def __exit__(self, *ignored: object) -> None:
-        self._patches.undo()
+        super().__exit__()
         if getattr(sys.modules.get("torch.distributed.rpc"), "_init_counter", 0):
             self.recorder.lost.dropped[UNSEEN_RPC] += 0
+        for mode in tuple(self.recorder.threads.all):
+            # it called modules; threads of the autograd engine inherit the mode of another thread
+            if not mode.was_entered and mode.thread_name != "autograd":
+                self.recorder.lost.dropped[f"thread {mode.thread_name}", UNSEEN_THREAD] += 0
 
     def _watching(self, start: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
         def watched(thread: threading.Thread) -> None:
@@ -275,7 +277,7 @@ class ThreadWatch:
 
         thread.run = recorded  # type: ignore[method-assign]
 
-    def _watch_rpc(self, module: ModuleType) -> None:
+    def _watch_module(self, module: ModuleType) -> None:
         # threads of C++ run the function that `init_rpc` finds here, also after this context
         watching = lambda run: functools.wraps(run)(lambda call: self._record(lambda: run(call), "rpc", False))  # noqa: E731
         self._patches.replace(module, "_run_function", watching)
@@ -301,4 +303,5 @@ class ThreadWatch:
 
 _RPC = "torch.distributed.rpc.internal"
 # calls that are lost in an unknown number
+UNSEEN_THREAD = "operators of a thread that started before the recording are not seen"
 UNSEEN_RPC = ("operators and backward passes requested by RPC", "run by threads of C++, where they cannot be counted")

@@ -34,15 +34,15 @@ class LateModules(MetaPathFinder):
             spec: ModuleSpec | None = None if find is None else find(fullname, path, target)
             if spec is not None:
                 if spec.loader is not None and hasattr(spec.loader, "exec_module"):
-                    spec.loader = _ReportingLoader(spec.loader, self.loaded)
+                    spec.loader = _ReportingLoader(spec.loader, self)
                 return spec
         return None
 
 
 class _ReportingLoader(Loader):
-    def __init__(self, loader: Loader, loaded: Callable[[ModuleType], None]) -> None:
+    def __init__(self, loader: Loader, late: LateModules) -> None:
         self.loader = loader
-        self.loaded = loaded
+        self.late = late
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self.loader.create_module(spec)
@@ -53,7 +53,8 @@ class _ReportingLoader(Loader):
             module.__spec__.loader = self.loader
         module.__loader__ = self.loader
         self.loader.exec_module(module)
-        self.loaded(module)
+        if self.late in sys.meta_path:
+            self.late.loaded(module)
 
 
 _MARK = "_opgrip_patch"

@@ -497,7 +497,8 @@ class Capture:
     def _open(self) -> None:
         if self._flusher is not None:
             raise UserError(f"the capture to {self.path} is already running", "make another Capture for an inner block")
-        load_private()
+        if self.schedule is not ALWAYS or self._max_overhead is not None:
+            load_private()
         # load the value models of other packages now and not at the first call
         value_models.names()
         if self._requires_kernels:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from opgrip.capture.program.places import Location
-from opgrip.capture.torch_compat.torch_private import Check, arguments_check, is_composite, keywords_check
+from opgrip.capture.torch_compat.torch_private import Check, arguments_check, can_test, is_composite, keywords_check
 from opgrip.errors import raise_if_from_program
 
 HISTORY = 6  # number of preceding calls, by family, by which nodes are distinguished
@@ -161,7 +161,7 @@ class CallPredictor:
         self._sightings[number] += 1
         if self._sightings[number] < sightings:
             return entry
-        if not entry.holds(args, kwargs) and self._tests[number] < MOST_TESTS:
+        if not entry.holds(args, kwargs) and self._tests[number] < MOST_TESTS and can_test():
             self._tests[number] += 1
             add_tests(entry, args, kwargs)
         recent = self._recent.setdefault(id(func), [])

@@ -73,6 +73,7 @@ os.register_at_fork(after_in_child=_renew_flags)
 class OrderlyMode(TorchDispatchMode):
     """A dispatch mode that can be left in any order, and by several threads at once."""
 
+    was_entered = False
     _entered = 0
     _flags_before: Mapping[str, bool] = {}
 
@@ -81,6 +82,7 @@ class OrderlyMode(TorchDispatchMode):
             if not OrderlyMode._entered:
                 OrderlyMode._flags_before = _flags()
             OrderlyMode._entered += 1
+            self.was_entered = True
             return super().__enter__()
 
     def __exit__(

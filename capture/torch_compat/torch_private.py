@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
+from itertools import count
 from types import FunctionType
 from typing import Any
 
@@ -171,6 +172,18 @@ _places.declare(
 def load_private() -> None:
     if _root_guard is not None:
         _plain_manager()
+
+
+# number of calls that would get a test before the module for them is imported, which takes a second
+UNTESTED = 100
+_untested = count()
+
+
+def can_test() -> bool:
+    """Return True if a test can be made of a call that recurs; a short program ends before it needs one."""
+    compiler = sys.modules.get("torch._dynamo")
+    # its import calls operators
+    return next(_untested) >= UNTESTED if compiler is None else hasattr(compiler, "reset")
 
 
 def _plain_manager() -> Any:

@@ -56,12 +56,25 @@ def test_script_keeps_its_exit_status_and_the_trace_is_complete(folder: Path, fl
         assert not [line for line in lines if "runpy" in line or "capture/script" in line]
 
 
-def test_recording_imports_no_tables(tmp_path: Path) -> None:
-    text = (
-        "import atexit, sys, torch; torch.ones(2); atexit.register(lambda: print({'pandas', 'scipy'} & {*sys.modules}))"
-    )
-    (tmp_path / "a.py").write_text(text, encoding="utf-8")
-    assert run_command("opcapture", "--", "a.py", cwd=tmp_path, fresh=True).stdout == "set()\n"
+SHORT = """
+import atexit, sys, torch
+SLOW = {"numba", "pandas", "pyarrow", "scipy", "sympy", "torch._dynamo", "torch._inductor", "transformers"}
+atexit.register(lambda: print(SLOW & {*sys.modules}))
+for _ in range(int(sys.argv[1])):
+    torch.ones(2)
+"""
+
+
+def test_recording_of_a_short_script_imports_no_slow_modules(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text(SHORT, encoding="utf-8")
+    alone = run_python("a.py", 50, cwd=tmp_path, fresh=True)
+    done = [
+        run_command("opcapture", "-f", "--", "a.py", count, cwd=tmp_path, fresh=True)
+        for count in (50, 400)
+    ]
+    assert done[0].stdout == alone.stdout
+    # tests that recognize calls pay for the import of torch's compiler
+    assert "torch._dynamo" in done[1].stdout
 
 
 def test_module_runs_by_its_name(folder: Path) -> None:

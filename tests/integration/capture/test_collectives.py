@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from programs import run_python
 from torch import distributed
 
 from opgrip.capture import Capture
-from opgrip.capture.hooks.scopes import UNSEEN_RPC
+from opgrip.capture.hooks.scopes import UNSEEN_RPC, UNSEEN_THREAD
 from opgrip.capture.torch_compat.torch_private import private_places
 from opgrip.tools.verbs.trace_info import facts
 from opgrip.traces import load
@@ -52,6 +53,19 @@ def test_functional_collective_of_an_unknown_group_keeps_its_name(tmp_path: Path
     with Capture(tmp_path / "t.jsonl"), pytest.raises(RuntimeError):
         torch.ops._c10d_functional.all_reduce(torch.ones(4), "sum", "nobody")
     assert groups_in(tmp_path / "t.jsonl")["_c10d_functional.all_reduce.default"] == "nobody"
+
+
+def test_thread_of_before_the_capture_is_named_if_it_calls_modules(tmp_path: Path) -> None:
+    net, x = torch.nn.Linear(2, 2), torch.ones(1, 2)
+    with ThreadPoolExecutor(1, "calls") as calls, ThreadPoolExecutor(1, "waits") as waits:
+        waits.submit(int).result()
+        calls.submit(net, x).result()
+        with Capture(tmp_path / "t.jsonl"):
+            calls.submit(net, x).result()
+            net(x).sum().backward()
+    end = load(tmp_path / "t.jsonl", partial=False).end
+    assert end is not None
+    assert [(item.op, item.reason, item.count) for item in end.dropped] == [("thread calls_0", UNSEEN_THREAD, 0)]
 
 
 RPC = """

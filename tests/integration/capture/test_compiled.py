@@ -58,6 +58,33 @@ def test_compiled_function_is_recorded_and_remains_compiled(tmp_path: Path, full
     assert backend.compiled == 1
 
 
+COMPILES_LATE = """
+import sys, torch
+from opgrip.capture import Capture
+
+def layer(x):
+    return torch.relu(x + 1).sum()
+
+graphs = []
+with Capture("t.jsonl"):
+    x = torch.ones(3)
+    print("torch._dynamo" in sys.modules)
+    compiled = torch.compile(layer, backend=lambda graph, inputs: graphs.append(graph) or graph)
+    compiled(x)
+    print(len(graphs))
+compiled(x)
+print(len(graphs), torch._dynamo.eval_frame._stance.stance)
+"""
+
+
+def test_compiler_that_is_loaded_in_a_capture_runs_operators_until_its_end(tmp_path: Path) -> None:
+    (tmp_path / "late.py").write_text(COMPILES_LATE, encoding="utf-8")
+    done = run_python("late.py", cwd=tmp_path, status=0, fresh=True)
+    assert done.stdout.split() == ["False", "0", "1", "default"]
+    calls = load(tmp_path / "t.jsonl", partial=False).calls
+    assert calls["op"].tolist()[-3:] == ["aten.add.Tensor", "aten.relu.default", "aten.sum.default"]
+
+
 @pytest.mark.slow
 def test_opaque_region_is_one_call_with_its_kernels(tmp_path: Path) -> None:
     compiled = torch.compile(layer)

@@ -29,6 +29,7 @@ from opgrip.capture.start import main
 from opgrip.capture.torch_compat.compiler_private import stance_here
 from opgrip.errors import UserError
 from opgrip.traces import load
+from opgrip.traces.analysis.validation import validate
 
 SERVER = """
 import sys, threading, time, torch
@@ -143,6 +144,27 @@ def test_stopped_recording_has_the_steps_until_then(server: Path) -> None:
         for called in ops(server / "t.jsonl").values():
             assert called == STEP * (len(called) // len(STEP))
         assert "no recording is running" in ask(server, "stop", "server").stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_recordings_of_many_threads_are_whole_whenever_they_are_stopped(
+    server: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (server / "many.py").write_text(SERVER.replace("range(3)", "range(50)").replace("0.002", "0.02"), encoding="utf-8")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(short_name(server)))
+    with running(server, *on_demand("--", "many.py")) as process:
+        for number in range(30):
+            path, pid = server / f"t{number}.jsonl", str(process.pid)
+            words = ["trigger", pid, "--steps", "1000000", "-o", str(path)]
+            client = threading.Thread(target=main, args=(words,))
+            client.start()
+            wait_for(lambda: bool(list(server.glob(f"t{number}*.jsonl*"))), process)  # noqa: B023
+            threading.Timer(0.02 * (number % 10), main, [["stop", pid]]).start()
+            client.join(30)
+            assert not client.is_alive()
+            assert validate(path).findings == []
+            assert load(path, partial=False).missing is None
 
 
 @pytest.mark.slow

@@ -188,7 +188,7 @@ def test_no_secret_remains(tmp_path: Path) -> None:
     assert not [form for form in forms if "tensor" in form or "random_state" in form]
 
 
-OWN = ("thread acme", "extension acme.ops", "kernels of acme.triton", "acme.private:f", "acme.op.default")
+OWN = ("thread acme", "extension acme.ops", "acme.private:f", "acme.op.default")
 
 
 def test_names_in_totals_are_redacted_like_those_of_calls() -> None:

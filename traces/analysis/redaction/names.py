@@ -46,9 +46,10 @@ OPAQUE_TYPES = frozenset(
 NOT_RECORDED = "not recorded"
 OWN_PLACES = frozenset(
     ("module scope", "optimizer scope", "autocast scope", "compiled region", "values on a device", "a Triton kernel")
+    + ("torch.jit.trace", "operators and backward passes requested by RPC")
 )
 # prefixes in the names of losses that a capture counts; a redacted name follows each prefix
-OWN_PLACES_OF = ("thread ", "extension ", "kernels of ", "signature ")
+OWN_PLACES_OF = ("thread ", "extension ", "signature ")
 REGION = "torch.compile:"
 # pattern of kernel names that inductor derives from the names of torch's operators
 REGION_KERNEL = re.compile(r"(cpp|triton_[a-z]{2,4})_fused_\w+|extern_kernels\.\w+|region")
