@@ -42,11 +42,12 @@ from opgrip.capture.torch_compat.torch_private import (
     sequence_number,
     storage_address,
     unpin,
+    with_tensors,
     without_functions,
 )
 from opgrip.errors import interrupted_by, is_from_program
 from opgrip.platform import perf_counter_ns
-from opgrip.traces.schema.records import EXTENSION, FUNCTION, ON_FAKE, ON_META, OPERATOR
+from opgrip.traces.schema.records import EXTENSION, FUNCTION, IN_GRAPH, ON_FAKE, ON_META, OPERATOR
 from opgrip.traces.table.profiler_labels import MARK_ENTER, close_label
 
 NOTHING: Mapping[str, Any] = {}
@@ -146,7 +147,7 @@ class RecordingMode(ThreadMode):
         except Exception as error:
             node, argument_storages = self._find_after(error, func, args, kwargs or NOTHING)
         if node is None or argument_storages is None:
-            return func(*args, **(kwargs or {}))
+            return func(*with_tensors(func, args), **(kwargs or {}))
         self.started = start = perf_counter_ns()
         if self._ahead and not is_faking():
             self.recorder.write_ahead_of(node.number)
@@ -328,8 +329,10 @@ class RecordingMode(ThreadMode):
         with without_functions():
             tensors = argument_tensors(args, kwargs)
             on_meta = True in [tensor.is_meta for tensor in tensors] or names_meta(args, kwargs)
-            if on_meta or is_faking():
-                self.recorder.lost.count_without_work(str(func), ON_META if on_meta else ON_FAKE)
+            in_graph = with_tensors(func, args) is not args
+            if on_meta or in_graph or is_faking():
+                reason = ON_META if on_meta else IN_GRAPH if in_graph else ON_FAKE
+                self.recorder.lost.count_without_work(str(func), reason)
                 self._end_search(began)
                 return self.last, None
             argument_storages = tuple([self._storages.number(tensor) for tensor in tensors])

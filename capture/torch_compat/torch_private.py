@@ -121,6 +121,32 @@ def is_composite(func: Any) -> bool:
     return _has_kernel(func.name(), "CompositeImplicitAutograd")
 
 
+_takes_numbers: Callable[[str], bool] = _places.take(
+    "torch._C._should_allow_numbers_as_tensors", lambda name: True, "reading graphs of TorchScript fails in a capture"
+)
+_NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
+
+
+@cache
+def _tensors_only(func: Any) -> tuple[int, ...]:
+    schema = getattr(func, "_schema", None)
+    if schema is None or _takes_numbers(schema.name.partition("::")[2]):
+        return ()
+    return tuple(place for place, argument in enumerate(schema.arguments) if str(argument.type) == "Tensor")
+
+
+def with_tensors(func: Any, args: Sequence[Any]) -> Sequence[Any]:
+    """Undo what torch does to tensors that TorchScript made of numbers: a mode gets numbers, which `func` refuses."""
+    places = [place for place in _tensors_only(func) if place < len(args) and type(args[place]) in _NUMBERS]
+    if not places:
+        return args
+    changed = list(args)
+    with without_modes(), without_functions():
+        for place in places:
+            changed[place] = torch.tensor(args[place], dtype=_NUMBERS[type(args[place])], device="cpu")
+    return changed
+
+
 _root_guard = _places.take(
     "torch._C._dynamo.guards.RootGuardManager", None, "calls are recognized by keys made in Python"
 )

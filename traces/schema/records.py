@@ -66,7 +66,8 @@ PHASES = ("forward", "backward", "optimizer")  # names of the phases of a step
 HIGHER_ORDER = "torch.ops.higher_order:"
 
 
-ON_META, ON_FAKE = "on meta tensors", "on fake tensors"  # reasons why calls compute nothing
+# reasons why calls compute nothing
+ON_META, ON_FAKE, IN_GRAPH = "on meta tensors", "on fake tensors", "on constants in graphs of TorchScript"
 
 NO_STORAGE = -1  # storage number of a tensor without a storage
 

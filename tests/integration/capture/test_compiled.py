@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from versions import leaves_compiled_code_under_modes
 from opgrip.capture import Capture
 from opgrip.replay.operators.lookup import Unsupported, find_operator
 from opgrip.traces import load
+from opgrip.traces.schema.records import IN_GRAPH
 
 X, W = torch.rand(8, 8), torch.rand(8, 8)
 
@@ -139,6 +141,24 @@ def traced_operators() -> list[list[str]]:
         torch.jit._get_trace_graph(torch.nn.Linear(8, 8), y)[0],
     ]
     return [[node.kind() for node in graph.nodes() if node.kind() != "prim::Constant"] for graph in graphs]
+
+
+def test_graphs_are_read_in_a_capture_as_without_one(tmp_path: Path) -> None:
+    def read() -> list[str]:
+        traced = torch.jit.trace(lambda x: x.view(x.shape[0] * 2, -1) * (x.shape[0] * 0.5), torch.ones(2, 4))
+        attention = torch.jit.trace(torch.nn.MultiheadAttention(8, 2).eval(), (torch.ones(2, 3, 8),) * 3)
+        graphs = [traced.code, traced.graph, attention.inlined_graph, torch.jit.freeze(attention).graph]
+        # each class of a module gets another name
+        return [re.sub(r"___torch_mangle_\d+\.", "", str(graph)) for graph in graphs]
+
+    torch.manual_seed(0)
+    plain = read()
+    torch.manual_seed(0)
+    with Capture(tmp_path / "t.jsonl"):
+        assert read() == plain
+    end = load(tmp_path / "t.jsonl", partial=False).end
+    assert end is not None
+    assert {item.reason for item in end.without_work} == {IN_GRAPH}
 
 
 def test_traced_graphs_are_as_without_a_capture(tmp_path: Path) -> None:
