@@ -76,7 +76,9 @@ def run_script(
     except BaseException as error:
         frames = _own_frames(error)
         if frames is None:
-            raise _cannot_start(arguments, error) from error
+            name = " ".join(arguments[:2]) if arguments[0] == "-m" else arguments[0]
+            reason = str(error) if isinstance(error, ImportError) else one_line(error)
+            raise UserError(f"{name} cannot start", reason) from error
         outcome = error
         ended_in(error)
         return _report(error, frames)
@@ -146,9 +148,3 @@ def _own_frames(error: BaseException) -> TracebackType | None:
     while frames is not None and frames.tb_frame.f_code.co_filename.startswith(runners):
         frames = frames.tb_next
     return frames
-
-
-def _cannot_start(arguments: Sequence[str], error: BaseException) -> UserError:
-    name = " ".join(arguments[:2]) if arguments[0] == "-m" else arguments[0]
-    reason = str(error) if isinstance(error, ImportError) else one_line(error)
-    return UserError(f"{name} cannot start", reason)

@@ -47,8 +47,7 @@ def begin() -> None:
 
 
 def _start_after(finder: LateModules) -> None:
-    if finder in sys.meta_path:
-        finder.__exit__()
+    finder.__exit__()
     _start()
 
 

@@ -233,7 +233,10 @@ def check_private(folder: Path) -> None:
 
 def sockets() -> Iterator[Path]:
     """Yield the paths of agents' sockets in folders that this user can enter."""
-    for folder in dict.fromkeys(_all_folders()):
+    folders = list(_own_folders(os.geteuid()))
+    if os.geteuid() == 0:
+        folders += [*Path("/run/user").glob("*/opgrip"), *Path("/tmp").glob("opgrip-*")]
+    for folder in dict.fromkeys(folders):
         with suppress(OSError, UserError):
             check_private(folder)
             yield from sorted(path for path in folder.iterdir() if path.suffix == _SUFFIX)
@@ -256,10 +259,3 @@ def _own_folders(user: int) -> Iterator[Path]:
     yield Path(f"/run/user/{user}/opgrip")
     yield Path(os.environ.get("TMPDIR") or "/tmp") / f"opgrip-{user}"
     yield Path("/tmp") / f"opgrip-{user}"
-
-
-def _all_folders() -> Iterator[Path]:
-    yield from _own_folders(os.geteuid())
-    if os.geteuid() == 0:
-        yield from Path("/run/user").glob("*/opgrip")
-        yield from Path("/tmp").glob("opgrip-*")

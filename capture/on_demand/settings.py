@@ -69,11 +69,6 @@ def signal_of(name: str) -> signal.Signals:
     return number
 
 
-def _signal(name: str) -> str:
-    signal_of(name)
-    return name
-
-
 def _switch(text: str) -> bool:
     if text not in ("0", "1"):
         raise argparse.ArgumentTypeError(f"{text!r} is neither 1 nor 0")
@@ -86,7 +81,7 @@ VARIABLES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "OPGRIP_SECONDS": ("seconds", interval),
     "OPGRIP_WARMUP": ("warmup", not_negative),
     "OPGRIP_STEP_MODULE": ("step_module", str),
-    "OPGRIP_SIGNAL": ("signal", _signal),
+    "OPGRIP_SIGNAL": ("signal", lambda name: signal_of(name) and name),
     "OPGRIP_PRIVATE": ("private", _switch),
 }
 

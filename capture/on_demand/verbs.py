@@ -290,19 +290,15 @@ def _list(args: argparse.Namespace) -> int:
     columns = [
         TableColumn("pid", "pid", "d"),
         TableColumn("name", "name", least=8),
-        TableColumn("state", _state),
+        TableColumn(
+            "state", lambda item: "recording" if item.about.get("recording") else "idle" if item.about else "busy"
+        ),
         TableColumn("rank", lambda item: "" if item.rank is None else item.rank, ">"),
         TableColumn("recordings", lambda item: item.about.get("recordings", ""), ">"),
         TableColumn("command", lambda item: item.about.get("command", "")),
     ]
     print_table(columns, items, sys.stdout)
     return 0
-
-
-def _state(item: RecordableProcess) -> str:
-    if not item.about:
-        return "busy"
-    return "recording" if item.about.get("recording") else "idle"
 
 
 def _stop(args: argparse.Namespace) -> int:

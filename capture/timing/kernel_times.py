@@ -87,7 +87,10 @@ class KernelTimes:
         profile = ActivityProfile()
         try:
             profile.start()
-            self._has_own_kernels = self._launch_first()
+            kind = next(iter(recorded_activities()), None)
+            # a kernel launched during a capture would become part of the program's graph
+            can_launch = kind is not None and is_started(kind) and not is_capturing(kind)
+            self._has_own_kernels = can_launch and launch_nothing(kind)
             self._profile, self._thread = profile, get_ident()
             self._started_ns, self._ended_ns, self._calls_in_window = perf_counter_ns(), FOREVER_NS, 0
             for module, name in PREPARE_PROFILER:
@@ -95,11 +98,6 @@ class KernelTimes:
         except Exception as error:
             raise_if_from_program(error)
             self._refuse(one_line(error))
-
-    def _launch_first(self) -> bool:
-        kind = next(iter(recorded_activities()), None)
-        # a kernel launched during a capture would become part of the program's graph
-        return kind is not None and is_started(kind) and not is_capturing(kind) and launch_nothing(kind)
 
     def _refuse(self, reason: str) -> None:
         if self._is_required:
@@ -125,15 +123,12 @@ class KernelTimes:
                 if get_ident() == self._thread:
                     self._stop()
                 else:
-                    self._abandon()
+                    # only the thread that began a profile may end it, else the process crashes
+                    self._patches.undo()
+                    self._profile, self._ended_ns = None, perf_counter_ns()
             return original(*args, **kwargs)
 
         return prepare
-
-    def _abandon(self) -> None:
-        # called in another thread: only the thread that began a profile may end it, else the process crashes
-        self._patches.undo()
-        self._profile, self._ended_ns = None, perf_counter_ns()
 
     def _note_idle(self, block: WrittenCalls, spans: Sequence[tuple[int, int, int]]) -> None:
         for place, (signature, start) in enumerate(zip(block.signatures, block.starts, strict=True)):

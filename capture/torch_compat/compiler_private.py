@@ -191,11 +191,8 @@ def see_higher_order(mode: type[TorchDispatchMode]) -> None:
     if _sees_higher_order is None:
         for operator in _higher_order.values():
             if mode not in operator.python_key_table:
-                operator.py_impl(mode)(partial(_run_higher_order, operator))
-
-
-def _run_higher_order(operator: Any, mode: Any, *args: Any, **kwargs: Any) -> Any:
-    return mode.__torch_dispatch__(operator, (), args, kwargs)
+                run = lambda func, mode, *args, **kwargs: mode.__torch_dispatch__(func, (), args, kwargs)  # noqa: E731
+                operator.py_impl(mode)(partial(run, operator))
 
 
 _NOT_INSIDE = "calls inside higher-order operators are not recorded"

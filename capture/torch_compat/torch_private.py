@@ -14,6 +14,7 @@ from itertools import count
 from types import FunctionType
 from typing import Any
 
+import numpy as np
 import torch
 
 from opgrip.errors import raise_if_from_program
@@ -124,7 +125,6 @@ def is_composite(func: Any) -> bool:
 _takes_numbers: Callable[[str], bool] = _places.take(
     "torch._C._should_allow_numbers_as_tensors", lambda name: True, "reading graphs of TorchScript fails in a capture"
 )
-_NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
 
 
 @cache
@@ -137,13 +137,14 @@ def _tensors_only(func: Any) -> tuple[int, ...]:
 
 def with_tensors(func: Any, args: Sequence[Any]) -> Sequence[Any]:
     """Undo what torch does to tensors that TorchScript made of numbers: a mode gets numbers, which `func` refuses."""
-    places = [place for place in _tensors_only(func) if place < len(args) and type(args[place]) in _NUMBERS]
+    numbers = (place for place, value in enumerate(args) if isinstance(value, int | float | complex))
+    places = [place for place in numbers if place in _tensors_only(func)]
     if not places:
         return args
     changed = list(args)
     with without_modes(), without_functions():
         for place in places:
-            changed[place] = torch.tensor(args[place], dtype=_NUMBERS[type(args[place])], device="cpu")
+            changed[place] = torch.from_numpy(np.asarray(args[place]))
     return changed
 
 
@@ -279,7 +280,7 @@ def _add_tensor(manager: Any, tensor: torch.Tensor) -> bool:
     return True
 
 
-_is_transformed = _places.take(
+is_transformed: Callable[[torch.Tensor], bool] = _places.take(
     "torch._C._functorch.is_functorch_wrapped_tensor", lambda tensor: False, "calls inside vmap are kept like others"
 )
 _transforms = _places.take(
@@ -291,10 +292,6 @@ _is_traced_by_fx = _places.take(
     lambda: bool(getattr(torch.fx._symbolic_trace, "_is_fx_tracing_flag", False)),
     "a flag of older versions is read instead",
 )
-
-
-def is_transformed(tensor: torch.Tensor) -> bool:
-    return bool(_is_transformed(tensor))
 
 
 def is_transforming() -> bool:
@@ -336,16 +333,12 @@ def group_of_name(name: str) -> Any:
         return None
 
 
-_current_mode: Callable[[], Any] = _places.take(
+# returns the dispatch mode that sees the calls of this thread first
+innermost_mode: Callable[[], Any] = _places.take(
     "torch.utils._python_dispatch._get_current_dispatch_mode",
     lambda: None,
     "a step may end while a dispatch mode of the program is still active",
 )
-
-
-def innermost_mode() -> Any:
-    """Return the dispatch mode that sees the calls of this thread first."""
-    return _current_mode()
 
 
 _wrapped_call = _places.take("torch.nn.Module._wrapped_call_impl", None, "running calls are recognized by `_call_impl`")

@@ -140,7 +140,9 @@ class Blocks:
         streams = mode.device.streams(starts)
         if self._looks:
             # on an accelerator, the time on the host does not depend on values
-            self._want_values(signatures, own_scopes, block, np.where(on_accelerator, 0, duration))
+            times = self._place_times.note(signatures, own_scopes, _first(block), np.where(on_accelerator, 0, duration))
+            for number, there in times:
+                self.recorder.observations.want_at(number, there, self.recorder.threads.all)
         own = len(table) - int(is_mark.sum())
         if learning:
             with self._counting:
@@ -173,16 +175,6 @@ class Blocks:
             self.marks.update(signatures[is_mark > 0].tolist())
             self._in_flight -= own
         self.perturbed += int((perturbed_flags(perturbed, len(table)) > is_mark).sum())
-
-    def _want_values(
-        self,
-        signatures: NDArray[np.int64],
-        scopes: NDArray[np.int64],
-        block: ThreadCalls,
-        duration_ns: NDArray[np.int64],
-    ) -> None:
-        for number, there in self._place_times.note(signatures, scopes, _first(block), duration_ns):
-            self.recorder.observations.want_at(number, there, self.recorder.threads.all)
 
     @property
     def own_written(self) -> int:

@@ -462,7 +462,9 @@ class SignalWatch:
         for number in STOPPING:
             self._watch(number, signal.getsignal(number))
         self._patches.replace(signal, "signal", self._watching_signal)
-        self._patches.replace(signal, "getsignal", self._watching_getsignal)
+        # use `in`: a handler may be SIG_DFL, which is 0
+        known = lambda get: lambda number: self._own[number] if number in self._own else get(number)  # noqa: E731
+        self._patches.replace(signal, "getsignal", known)
         return self
 
     def __exit__(self, *ignored: object) -> None:
@@ -498,10 +500,6 @@ class SignalWatch:
             return previous if before is None else before
 
         return watched
-
-    def _watching_getsignal(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        # use `in`: a handler may be SIG_DFL, which is 0
-        return lambda signalnum: self._own[signalnum] if signalnum in self._own else original(signalnum)
 
     def _handle(self, number: int, frame: FrameType | None) -> Any:
         handler = self._own.get(number, signal.SIG_DFL)
@@ -569,7 +567,8 @@ class Flights:
     def dump_for_error(self, error: BaseException, always: bool = False) -> None:
         # for an exception raised by a signal's handler, such as Ctrl-C, the calls were already written for the signal
         is_of_signal = self._was_signalled and isinstance(error, KeyboardInterrupt | SystemExit)
-        if is_of_signal or not _is_failure(error):
+        is_exit = error.code in (None, 0) if isinstance(error, SystemExit) else isinstance(error, GeneratorExit)
+        if is_of_signal or is_exit:
             return
         own = (getpid(), id(self))
         marks: list[tuple[Any, ...]] = [getattr(item, WRITTEN, ()) for item in _chain(error)]
@@ -606,12 +605,6 @@ def dump_path(path: Path, number: int) -> Path:
     while (other := with_mark(path, f"dump{number}")).exists():
         number += 1
     return other
-
-
-def _is_failure(error: BaseException) -> bool:
-    if isinstance(error, SystemExit):
-        return error.code not in (None, 0)
-    return not isinstance(error, GeneratorExit)
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

@@ -68,10 +68,7 @@ for _ in range(int(sys.argv[1])):
 def test_recording_of_a_short_script_imports_no_slow_modules(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text(SHORT, encoding="utf-8")
     alone = run_python("a.py", 50, cwd=tmp_path, fresh=True)
-    done = [
-        run_command("opcapture", "-f", "--", "a.py", count, cwd=tmp_path, fresh=True)
-        for count in (50, 400)
-    ]
+    done = [run_command("opcapture", "-f", "--", "a.py", count, cwd=tmp_path, fresh=True) for count in (50, 400)]
     assert done[0].stdout == alone.stdout
     # tests that recognize calls pay for the import of torch's compiler
     assert "torch._dynamo" in done[1].stdout
