@@ -89,8 +89,9 @@ class KernelTimes:
             profile.start()
             kind = next(iter(recorded_activities()), None)
             # a kernel launched during a capture would become part of the program's graph
-            can_launch = kind is not None and is_started(kind) and not is_capturing(kind)
-            self._has_own_kernels = can_launch and launch_nothing(kind)
+            self._has_own_kernels = (
+                kind is not None and is_started(kind) and not is_capturing(kind) and launch_nothing(kind)
+            )
             self._profile, self._thread = profile, get_ident()
             self._started_ns, self._ended_ns, self._calls_in_window = perf_counter_ns(), FOREVER_NS, 0
             for module, name in PREPARE_PROFILER:
