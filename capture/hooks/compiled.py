@@ -27,6 +27,7 @@ from opgrip.capture.torch_compat.compiler_private import (
 from opgrip.capture.torch_compat.torch_private import innermost_mode
 from opgrip.traces.schema.records import COMPILED
 
+_COMPILER, _REGIONS = "torch._dynamo", "torch._inductor.output_code"
 _KERNEL = re.compile(r"^(\w+) = async_compile\.\w+\(|\b(extern_kernels\.\w+|torch\.ops(?:\.\w+)+)\(", re.MULTILINE)
 
 
@@ -77,9 +78,6 @@ class CompiledWatch(ModuleWatch):
             return mode.call(name, COMPILED, lambda: original(graph, inputs), tuple(inputs), {})
 
         return recorded
-
-
-_COMPILER, _REGIONS = "torch._dynamo", "torch._inductor.output_code"
 
 
 class TracingWatch:

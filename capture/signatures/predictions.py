@@ -186,7 +186,12 @@ class CallPredictor:
             scope, pair = point() if stale_node is None else (stale_node.scope, stale_node.pair)
             history = (*last.history, entry.family)[-HISTORY:]
             node = CallNode(entry, history, scope, pair, self.nowhere, modes[0])
-            self._copy_successors(node, (place, modes, last.history, entry.family))
+            newest, where = self._newest_alike, (place, modes, last.history, entry.family)
+            alike = newest.get(where)
+            if alike is not None:
+                node.after, node.successors = alike.after, alike.successors
+            if alike is not None or len(newest) < MOST_NODES:
+                newest[where] = node
             if entry.number in self._entries:
                 # the signature occurred before, so it will probably recur
                 self._keep(key, node)
@@ -194,13 +199,6 @@ class CallPredictor:
         if node not in last.successors:
             last.successors = (node, *last.successors[: SUCCESSORS - 1])
         return node
-
-    def _copy_successors(self, node: CallNode, point: Point) -> None:
-        alike = self._newest_alike.get(point)
-        if alike is not None:
-            node.after, node.successors = alike.after, alike.successors
-        if alike is not None or len(self._newest_alike) < MOST_NODES:
-            self._newest_alike[point] = node
 
     def nodes_of(self, number: int) -> list[CallNode]:
         # copy the list in one step, because the thread that owns it may extend it

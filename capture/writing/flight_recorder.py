@@ -532,7 +532,7 @@ WRITTEN = "_opgrip_written"
 
 class Flights:
     def __init__(self, recorder: Recorder, last: int) -> None:
-        self.signals = SignalWatch(self._at_signal, self._at_handled)
+        self.signals = SignalWatch(self._at_signal, lambda: setattr(self, "_was_signalled", False))
         self._recorder = recorder
         self._last = last
         self._flight: FlightRecorder | None = None
@@ -594,9 +594,6 @@ class Flights:
             return True
         self._was_signalled = True
         return self._flight.dump_for_signal(name, is_last, again)
-
-    def _at_handled(self) -> None:
-        self._was_signalled = False
 
 
 def dump_path(path: Path, number: int) -> Path:
