@@ -39,7 +39,7 @@ from opgrip.replay.comparison import compare
 from opgrip.replay.comparison.differences import Verdict, contended_share
 from opgrip.replay.comparison.gate import Outcome
 from opgrip.replay.comparison.priors import SHORT_US
-from opgrip.replay.outcome import Results, read_run
+from opgrip.replay.outcome import Results
 from opgrip.replay.results.results import Result
 
 GATE, TOTAL_GATE = "slower<=5%", "total<=5%"
@@ -91,7 +91,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
                 if kind == "0":
                     others.append(share_of_others(usage, Usage.now()))
         if output.exists():
-            runs[kind].append(read_run(output))
+            runs[kind].append(Results.load(output))
     return {
         "gate": GATE,
         "workload": args.trace.stem if args.trace else args.workload,

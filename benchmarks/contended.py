@@ -18,7 +18,7 @@ from pathlib import Path
 
 from others import measure_part
 
-from opgrip.replay.reports.cells import load_results
+from opgrip.replay import Results
 from opgrip.replay.results.results import OK
 
 TRACE = Path(__file__).parents[1] / "traces" / "faster_rcnn.jsonl"
@@ -52,7 +52,7 @@ def medians(args: argparse.Namespace) -> dict[str, float]:
         output = Path(folder) / "rows.json"
         command = [args.trace, "--top", str(args.top), *threads, "-o", output, "--store", folder]
         subprocess.run([sys.executable, "-m", "opgrip.replay", *map(str, command)], check=True, capture_output=True)
-        rows = load_results(output)
+        rows = Results.load(output).frame
     counted = rows[(rows["status"] == OK) & (rows["median_us"] > 0)]
     return dict(zip(counted["key"].astype(str), counted["median_us"].astype(float), strict=True))
 

@@ -18,7 +18,7 @@ import pandas as pd
 from rich.console import Console
 
 from opgrip.errors import UserError
-from opgrip.replay import load_results
+from opgrip.replay import Results
 from opgrip.replay.modes import find_mode, modes
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -50,7 +50,7 @@ def main() -> None:
         opreplay = Path(sys.executable).parent / "opreplay"
         mode_options = ["--mode", ",".join(args.mode), "--threads", "1", "-o", args.output, "-f"]
         subprocess.run([opreplay, args.trace, *mode_options, *rest], check=True, stdout=subprocess.DEVNULL)
-    print_table(load_results(args.results or args.output))
+    print_table(Results.load(args.results or args.output).frame)
 
 
 def available() -> list[str]:

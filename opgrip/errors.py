@@ -150,11 +150,19 @@ class FormatError(ValueError):
 
 def one_line(error: BaseException, most: int = 200) -> str:
     try:
-        text = shortened(" ".join(str(error).split()), most)
+        text = shortened(_without_values(error), most)
     except Exception as fault:
         raise_if_from_program(fault)
         text = "its message cannot be read"
     return f"{type(error).__name__}: {text}"
+
+
+# a tensor or an array whose elements are in the text
+_VALUES = re.compile(r"\b(tensor|array)\((?=\[|-?[\d.]|True|False|nan|inf)(?:[^()]|\([^()]*\))*\)?")
+
+
+def _without_values(error: BaseException) -> str:
+    return _VALUES.sub(r"\1(...)", " ".join(str(error).split()))
 
 
 def shortened(text: str, most: int) -> str:
@@ -177,7 +185,7 @@ def place_of(error: BaseException) -> str:
 def cause_of(error: BaseException, most: int = MOST) -> str:
     """Return the cause of an error on one line, in short words for common errors such as lack of memory."""
     try:
-        text = " ".join(str(error).split())
+        text = _without_values(error)
     except Exception:
         return one_line(error)
     if isinstance(error, UserError):

@@ -12,10 +12,9 @@ if TYPE_CHECKING:
     from opgrip.replay.comparison.comparison import Comparison as Comparison
     from opgrip.replay.comparison.comparison import compare as compare
     from opgrip.replay.outcome import Results as Results
-    from opgrip.replay.reports.cells import load_results as load_results
     from opgrip.replay.results.results import Result as Result
 
-__all__ = ["Comparison", "Judgement", "Result", "Results", "benchmark", "compare", "judge", "load_results", "replay"]
+__all__ = ["Comparison", "Judgement", "Result", "Results", "benchmark", "compare", "judge", "replay"]
 
 __getattr__, __dir__ = lazy_names(
     __name__,
@@ -27,7 +26,6 @@ __getattr__, __dir__ = lazy_names(
         "benchmark": "opgrip.replay.command.benchmark",
         "compare": "opgrip.replay.comparison.comparison",
         "judge": "opgrip.replay.command.benchmark",
-        "load_results": "opgrip.replay.reports.cells",
         "replay": "opgrip.replay.command.replay",
     },
 )

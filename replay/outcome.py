@@ -21,7 +21,7 @@ from opgrip.replay.analyses import analyses
 from opgrip.replay.plots import PlotChoices, draw_fitting, draw_runs
 from opgrip.replay.replay_options import OutputOptions
 from opgrip.replay.reports import report_for
-from opgrip.replay.reports.cells import by_call_site, header_of, load_results, rows_in, to_frame
+from opgrip.replay.reports.cells import by_call_site, header_of, read_frame, rows_in, to_frame
 from opgrip.replay.results.fidelity import Fidelity, fidelity_in, fidelity_of
 from opgrip.replay.results.judgement import judgement_in
 from opgrip.replay.results.results import VARIANT_COLUMNS, Result, summarize
@@ -54,7 +54,8 @@ class Results:
 
         Raises UserError if the file cannot be read, or contains something else.
         """
-        return read_run(path)
+        frame = read_frame(Path(path))
+        return Results(rows_in(frame, Path(path)), header_of(frame.attrs, Path(path)))
 
     @property
     def frame(self) -> pd.DataFrame:
@@ -155,11 +156,6 @@ class Results:
         varied = [name for name in VARIANT_COLUMNS if name not in SHOWN and timed[name].nunique(dropna=False) > 1]
         table = frame[[*SHOWN[:6], *varied, *SHOWN[6:]]].dropna(axis="columns", how="all")
         return as_html([repr(self)], table, lambda: draw_fitting({"": self}, PlotChoices()))
-
-
-def read_run(path: str | Path) -> Results:
-    frame = load_results(path)
-    return Results(rows_in(frame, Path(path)), header_of(frame.attrs, Path(path)))
 
 
 def write_results(rows: Sequence[Result], header: Mapping[str, Any], path: Path, force: bool) -> None:

@@ -110,8 +110,8 @@ class OutputOptions:
     )
     store: Path | None = option(
         None,
-        "folder to keep results in, under <machine>-<device>/ (default: $OPGRIP_STORE, or "
-        "~/.local/share/opgrip/results; nowhere if that variable is empty)",
+        "folder to keep results in, under <machine>-<device>/ (default: $OPGRIP_STORE; if that is not set, they are "
+        "not kept)",
         parse=Path,
         metavar="DIR",
         role=OUTPUT,

@@ -81,6 +81,7 @@ def closing_lines(capture: Capture, interrupted: bool = False) -> Iterator[str]:
     for folder in capture.grips.written:
         yield f"a sample in {folder}: run it with pytest"
     yield from capture.notes()
+    yield from capture.remarks()
     if capture.calls:
         yield from capture.doubts
     if capture.calls and where != "stdout":

@@ -547,7 +547,7 @@ class RecordingSession:
             "limit": capture.stopped,
             "waited_s": None if first_ns is None else (first_ns - self._asked_ns) / 1e9,
             "problem": self._problem(),
-            "notes": [*capture.notes(), *self._steps.notes()],
+            "notes": [*capture.notes(), *capture.remarks(), *self._steps.notes()],
         }
 
     def _problem(self) -> str | None:

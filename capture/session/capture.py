@@ -673,6 +673,10 @@ class Capture:
             steps = counted(self._step, "step")
             yield f"no step was recorded: the program made {steps}, and the schedule records none of them"
 
+    def remarks(self) -> Iterator[str]:
+        if (budget := self._recorder.budget) is not None:
+            yield f"{counted(budget.left_out, 'step')} left out, to take at most {budget.share:.3g} of the time"
+
     def _report_end(self, flusher: Flusher, was_discarded: bool) -> None:
         recorder = self._recorder
         if not was_discarded:

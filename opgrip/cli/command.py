@@ -8,10 +8,11 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from difflib import SequenceMatcher, get_close_matches
 from functools import partial
 from importlib import metadata
+from itertools import count
 from typing import Any, NoReturn
 
 from opgrip.errors import UserError
@@ -210,6 +211,11 @@ def _whole(text: str, least: int) -> int:
 MOST = 3
 NEAR = 0.8
 WILD = "*?[]"
+
+
+def unique_name(name: str, used_names: Container[str]) -> str:
+    names = (name if number == 1 else f"{name} ({number})" for number in count(1))
+    return next(candidate for candidate in names if candidate not in used_names)
 
 
 def did_you_mean(word: str, names: Collection[str], otherwise: str = "", form: str = "{}") -> str:

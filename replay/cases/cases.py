@@ -108,7 +108,7 @@ def make_cases(
     cases = _cases(trace, calls, kinds, in_order)
     if not cases:
         raise UserError("the trace lacks the signatures of its calls", "capture the program again")
-    cases.sort(key=lambda case: (-case.share, case.number))
+    cases.sort(key=lambda case: (-case.share, 0 if in_order else case.number))
     return cases[: selection.top]
 
 

@@ -29,8 +29,6 @@ ALL_EXCLUDED = ("--exclude-op excludes all cases", "exclude fewer")
 @titled("cases")
 @dataclass(frozen=True, slots=True)
 class Selection(Cut):
-    """Options that select cases: calls of a trace, or samples."""
-
     unit: str = option(
         CALL,
         "content of a case: one operator call, or all calls of a Python function or of a module, selected "

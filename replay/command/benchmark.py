@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from opgrip.cli.command import counted
+from opgrip.cli.command import counted, unique_name
 from opgrip.cli.options import arguments_of, from_arguments, words_in
 from opgrip.cli.progress import QuietReporter, Reporter
 from opgrip.errors import UserError, in_words_of_python
@@ -30,7 +30,7 @@ from opgrip.replay.command.replay import replay, replay_arguments
 from opgrip.replay.command.trace_replay import repeat
 from opgrip.replay.modes import CANDIDATE, ModeOptions, Tuning
 from opgrip.replay.modes.candidate import candidate_of
-from opgrip.replay.operators.devices import DeviceLostError, facts_of, use_device
+from opgrip.replay.operators.devices import DeviceLostError, facts_of, is_accelerator, use_device
 from opgrip.replay.operators.lookup import Operator
 from opgrip.replay.outcome import Results, check_output
 from opgrip.replay.replay_options import OutputOptions, make_parser, options_of, run_settings, words_of
@@ -41,7 +41,7 @@ from opgrip.replay.results.results import MODE_COLUMNS, SETTINGS, VARIANT_COLUMN
 from opgrip.replay.run.measure import CachedRows, measure_cases
 from opgrip.replay.run.workload import Workload, empty_rows, workload_for
 from opgrip.replay.timing import pages
-from opgrip.replay.timing.timing_options import WARM, Effort, TimingOptions
+from opgrip.replay.timing.timing_options import PROGRAM, WARM, Effort, TimingOptions
 from opgrip.replay.workers.executors import LocalExecutor
 
 if TYPE_CHECKING:
@@ -199,7 +199,11 @@ def benchmark(
         output = from_arguments(OutputOptions, args)
         check_output(output, args)
         workload = replace(workload_for(options_of(args)), memory=True)
-    names = _distinct(map(_name, functions))
+        workload.timing.check_device(args.device)
+        _refuse_useless(options, workload, len(functions))
+    names: list[str] = []
+    for function in functions:
+        names.append(unique_name(_name(function), names))
     numbers = count()
     contenders = [
         contender
@@ -230,6 +234,21 @@ def _check(functions: Sequence[object], inputs: object) -> None:
                 f"expected a list or dictionary of arguments for each case, got {type(case_inputs).__name__}",
                 "put the arguments of a case in a list: [[x], [y]]",
             )
+
+
+def _refuse_useless(options: Mapping[str, Any], workload: Workload, functions: int) -> None:
+    request, has_clock = workload.request, is_accelerator(workload.device)
+    compares = functions > 1 or len(request.modes.all_names) > 1
+    reasons = {
+        "force": "" if options.get("output") else "no output is written",
+        "clock_warmup": "" if has_clock else f"the clock of {workload.device} is not raised",
+        **dict.fromkeys(("rtol", "atol"), "" if compares else "nothing is compared"),
+        "precision": "" if request.effort.iterations is None else "iterations is given",
+        "cache": "a function follows no calls of a program" if PROGRAM in workload.timing.caches else "",
+    }
+    for name, reason in reasons.items():
+        if reason and options.get(name) is not None:
+            raise UserError(f"{name}={options[name]!r} has no effect, because {reason}", "leave it out")
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,11 +384,3 @@ def _name(function: Callable[..., Any]) -> str:
             return f"{namespace}.{public}"
     module = getattr(named, "__module__", None) or ""
     return f"{module}.{name}" if module and module != "__main__" else name
-
-
-def _distinct(names: Iterable[str]) -> list[str]:
-    distinct: list[str] = []
-    for name in names:
-        same = (name if number == 1 else f"{name} ({number})" for number in count(1))
-        distinct.append(next(candidate for candidate in same if candidate not in distinct))
-    return distinct

@@ -40,7 +40,7 @@ from opgrip.replay.command.trace_targets import (
     with_traces,
 )
 from opgrip.replay.operators.devices import check_present, is_accelerator, use_device, with_index
-from opgrip.replay.outcome import Results, check_output, is_completed, parts_folder, read_run, write_results
+from opgrip.replay.outcome import Results, check_output, is_completed, parts_folder, write_results
 from opgrip.replay.replay_options import OutputOptions, make_parser, option_classes, options_of, words_of
 from opgrip.replay.reports.cells import repeated_rows
 from opgrip.replay.reports.fulfilment import unfulfilled
@@ -119,7 +119,7 @@ class SeveralReplays:
 
     def run(self) -> ReplayOutcome:
         if self.output.append and self.output.output is not None and self.output.output.exists():
-            self._earlier = read_run(self.output.output)
+            self._earlier = Results.load(self.output.output)
         self._set_aside_absent()
         if self.folder is not None:
             about = about_parts(self.targets, self._options, self._args.shard, self._machine_kind)
@@ -192,7 +192,7 @@ class SeveralReplays:
             replay = self._make(args, target.origin)
             self._check_new(name, replay)
             if part is not None and part.exists() and not journal_path(part).exists():
-                stored = read_run(part)
+                stored = Results.load(part)
                 self._check_kinds(part, stored, replay)
                 self._rows[name], self._headers[name] = replay.completed_rows(), stored.header
                 self._reporter.begin(f"{which}: {counted(len(self._rows[name]), 'row')} from the earlier replay")
@@ -355,7 +355,7 @@ def replay_arguments(args: argparse.Namespace, executor: Executor | None = None)
         raise KeyboardInterrupt
     output = from_arguments(OutputOptions, args)
     if outcome.was_complete and outcome.traces and output.output is not None:
-        return read_run(output.output)
+        return Results.load(output.output)
     if output.store is not None and not outcome.was_complete:
         keep(outcome.results, output, reporter)
     return outcome.results

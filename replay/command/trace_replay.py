@@ -31,9 +31,9 @@ from opgrip.replay.comparison.results_store import Store, usual_folder
 from opgrip.replay.modes import EAGER
 from opgrip.replay.operators.admission import absent_extensions
 from opgrip.replay.operators.devices import is_accelerator, name_of, with_index
-from opgrip.replay.outcome import Results, check_output, read_run, write_results
+from opgrip.replay.outcome import Results, check_output, write_results
 from opgrip.replay.replay_options import OutputOptions, request_of, run_settings
-from opgrip.replay.reports.cells import OPTIONS, read_completed, read_results
+from opgrip.replay.reports.cells import OPTIONS, read_completed
 from opgrip.replay.results.fidelity import HERE, with_doubts
 from opgrip.replay.results.judgement import judged_steps
 from opgrip.replay.results.origins import Origin, this_machine
@@ -99,7 +99,7 @@ class TraceReplay:
         self.output = from_arguments(OutputOptions, args)
         self._base: Results | None = None
         if self.output.until_decided is not None:
-            base = read_run(Store(self.output.store).find(self.output.until_decided))
+            base = Results.load(Store(self.output.store).find(self.output.until_decided))
             own = [row for row in base if origin is None or row.trace == origin.trace]
             self._base = Results(own, base.header)
         self.stored_cases = 0
@@ -150,7 +150,7 @@ class TraceReplay:
     def run(self) -> ReplayOutcome:
         output, path = self.output, self.output.output
         requested = self._requested_analyses()
-        earlier = read_results(path) if output.append and path is not None and path.exists() else []
+        earlier = list(Results.load(path)) if output.append and path is not None and path.exists() else []
         try:
             rows, interrupted = self._run_cases()
             rows = with_divided_launches(rows, self.workload.cases, self.workload.trace)
@@ -179,7 +179,8 @@ class TraceReplay:
             outcome.results = Results(rows, outcome.results.header | self._confirmed(rows))
         if path is not None:
             try:
-                write_results([*earlier, *rows], outcome.results.header, path, output.may_replace)
+                everything = [*earlier, *_renumbered(rows, earlier)]
+                write_results(everything, outcome.results.header, path, output.may_replace)
             except UserError as error:
                 outcome.problem = error
                 self._report_stored()
@@ -323,6 +324,18 @@ class TraceReplay:
 
     def _in_order(self, rows: RowsByCase) -> list[Result]:
         return [row for case in self.workload.cases for row in rows.get(case.number, [])]
+
+
+def _renumbered(rows: Sequence[Result], earlier: Sequence[Result]) -> list[Result]:
+    own = {(row.case, row.key) for row in earlier}
+    used, number_of_key = {case for case, _ in own}, {key: case for case, key in own}
+    unused = count(max([-1, *used, *(row.case for row in rows)]) + 1)
+
+    def number_of(row: Result) -> int:
+        is_own = row.case not in used or (row.case, row.key) in own
+        return row.case if is_own else number_of_key.setdefault(row.key, next(unused))
+
+    return [replace(row, case=number_of(row)) for row in rows]
 
 
 def repeat(

@@ -91,8 +91,8 @@ def _targets(name: str, manifest: dict[str, ZooTrace]) -> Iterator[TraceTarget]:
             yield TraceTarget(Origin(*name_of_file(file, manifest)), str(file))
     elif name.startswith("sample:") or (Path(name).is_dir() and format_of(Path(name)) is None):
         raise UserError(
-            f"{name} is not a trace but a sample",
-            "replay samples with a separate command, as sample:NAME,NAME or as the folder that contains them",
+            f"{name} is a sample, and samples cannot be listed one by one or with traces",
+            "name several samples as sample:NAME,NAME, or the folder that contains them",
         )
     else:
         yield TraceTarget(Origin(*name_of_file(name, manifest)), name)

@@ -89,7 +89,6 @@ class RatioVerdict:
 
 
 def interval_text(low: float, high: float) -> str:
-    """Return an interval as text, such as `0.980 to 1.020`."""
     if low > 1 / MOST_SHOWN:
         return f"{low:.3f} to {high:.3f}" if high < MOST_SHOWN else f"at least {low:.3f}"
     return f"at most {high:.3f}" if high < MOST_SHOWN else "unknown"

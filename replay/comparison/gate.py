@@ -62,8 +62,6 @@ class Gate:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A gate with its outcome for a comparison."""
-
     gate: Gate
     outcome: Outcome
     reason: str = ""
@@ -135,11 +133,12 @@ def hold(gate: Gate, comparison: Comparison) -> Held:
     for total in sums:
         if total.ends_above(limit * TOTAL_END):
             return Held(gate, Outcome.NOT_DECIDED, f"{total}: {remedy}")
-    remarks = " and ".join(_remarks(undecided, count, comparison))
+    highs = [item.judgement.high for item in limited if item.judgement is not None and item.ends_above(limit)]
+    remarks = " and ".join(_remarks(undecided, highs, count, comparison))
     return Held(gate, Outcome.PASSED, f"but {remarks}" if remarks else "")
 
 
-def _remarks(undecided: Sequence[_Limited], count: str, comparison: Comparison) -> Iterator[str]:
+def _remarks(undecided: Sequence[_Limited], highs: list[float], count: str, comparison: Comparison) -> Iterator[str]:
     if undecided:
         share = sum(item.share for item in undecided)
         yield f"{len(undecided):,} of {count}, {share:.1%} of the time, could not be decided"
@@ -148,6 +147,8 @@ def _remarks(undecided: Sequence[_Limited], count: str, comparison: Comparison) 
         whole_us = sum(missing_us) + sum(pair.base_us for pair in comparison.pairs)
         rows, is_one = counted(len(missing_us), "row"), len(missing_us) == 1
         yield f"{rows} of the base, {sum(missing_us) / whole_us:.1%} of its time, {'is' if is_one else 'are'} missing"
+    if highs and not undecided:
+        yield f"{len(highs):,} of {count} may take up to {max(highs):.2f} times as long"
 
 
 def hold_all(gates: Iterable[Gate], comparison: Comparison) -> list[Held]:

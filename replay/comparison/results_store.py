@@ -13,14 +13,14 @@ from typing import Any
 
 from opgrip.cli.output_files import cannot_be_written
 from opgrip.errors import UserError, cause_of
-from opgrip.replay.outcome import Results, is_interrupted, read_run, write_results
+from opgrip.replay.outcome import Results, is_interrupted, write_results
 from opgrip.replay.reports.cells import OPTIONS
 from opgrip.replay.results.origins import MachineColumns, names_of
 from opgrip.replay.results.ratios import join_repeats, reference_of, with_ratios_by_case
 from opgrip.replay.results.results import OK, SETTINGS, Result
 from opgrip.replay.run.request import MOST_SHARDS
 
-VARIABLE = "OPGRIP_STORE"  # environment variable with the folder of the store; an empty value disables the store
+VARIABLE = "OPGRIP_STORE"  # environment variable with the folder of the store
 LATEST = re.compile(r"latest(?:~(\d+))?")  # name of the newest run of a store, or of an earlier one (`latest~1`)
 DAMAGED = "(damaged)"
 _OWN_NAME = re.compile(r"\d{8}T\d{9}-.+-[0-9a-f]{6}")  # names of runs that `Store.keep` wrote
@@ -50,7 +50,7 @@ class StoredRun:
         return self.path.stem
 
     def load(self) -> Results:
-        return read_run(self.path)
+        return Results.load(self.path)
 
     def summary(self) -> RunSummary:
         try:
@@ -63,7 +63,13 @@ class Store:
     """A folder in which results of replays are kept; it need not exist yet."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        self.folder = folder or usual_folder() or own_folder()
+        self._folder = folder or usual_folder()
+
+    @property
+    def folder(self) -> Path:
+        if self._folder is None:
+            raise UserError("no folder of results is set", f"name one with --store, or set ${VARIABLE}")
+        return self._folder
 
     def keep(self, rows: Sequence[Result], header: dict[str, Any]) -> Path:
         environment, accelerators = header.get("environment", {}), header.get("accelerator", {}).get("devices", {})
@@ -106,9 +112,9 @@ class Store:
         """
         if _holds(Path.is_file, name):
             return Path(name)
-        runs = self.runs()
         match = LATEST.fullmatch(name)
         if match is not None:
+            runs = self.runs()
             index = int(match[1] or 0)
             if index < len(runs):
                 return runs[-1 - index].path
@@ -125,7 +131,8 @@ class Store:
         if _holds(is_interrupted, name):
             problem = f"the replay that writes {name} has not finished"
             raise UserError(problem, "wait for it, or continue it with opreplay ... --resume if it was interrupted")
-        raise UserError(f"{name} is neither a file nor a run in {self.folder}", "see opgrip results list")
+        place = self._folder or f"a folder that --store or ${VARIABLE} names"
+        raise UserError(f"{name} is neither a file nor a run in {place}", "see opgrip results list")
 
     def _named(self, name: str) -> list[StoredRun]:
         if len(name) < _LEAST_OF_ID:
@@ -135,7 +142,7 @@ class Store:
         return exact or [run for run in runs if run.name.startswith(name) or run.name.endswith(name)]
 
     def _files(self) -> Iterator[Path]:
-        for path in self.folder.glob("*/*"):
+        for path in self._folder.glob("*/*") if self._folder is not None else ():
             if path.suffix in (".json", ".parquet") and path.is_file():
                 yield path
 
@@ -157,11 +164,7 @@ def summary_of(results: Results) -> RunSummary:
 
 def usual_folder() -> Path | None:
     name = os.environ.get(VARIABLE)
-    return own_folder() if name is None else Path(name).expanduser() if name else None
-
-
-def own_folder() -> Path:
-    return Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share").expanduser() / "opgrip" / "results"
+    return Path(name).expanduser() if name else None
 
 
 def _holds(question: Callable[[Path], bool], name: str) -> bool:
@@ -238,7 +241,7 @@ def machines_of(rows: Iterable[Result]) -> dict[str, str]:
 
 def in_order(rows: Iterable[Result], header: Mapping[str, Any]) -> list[Result]:
     order = {name: index for index, name in enumerate(header.get("traces", {}))}
-    return sorted(rows, key=lambda row: (order.get(row.trace, len(order)), -row.share, row.case))
+    return sorted(rows, key=lambda row: (order.get(row.trace, len(order)), -(row.share or 0.0), row.case))
 
 
 def _traces(headers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -283,7 +286,7 @@ def merge_runs(runs: Sequence[Results]) -> Results:
     rows: dict[tuple[object, ...], list[Result]] = {}
     for run in runs:
         for row in run.rows:
-            rows.setdefault((row.case, *row.identity), []).append(row)
+            rows.setdefault((row.case, *row.identity_without()), []).append(row)
     if shards is None:
         return Results(_joined(rows.values()), first.header)
     for group in rows.values():

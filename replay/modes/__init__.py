@@ -25,8 +25,6 @@ UNTUNED = "untuned"
 @titled("execution")
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """Options that let a compiler search for faster code."""
-
     trials: int = option(
         0,
         "with --mode tvm: let the compiler try this number of programs, and use the fastest",

@@ -295,7 +295,6 @@ def _find_overload(name: str) -> Any:
     namespace, packet, overload = match.groups()
     function = _registered(namespace, packet, overload)
     if function is None:
-        # modules of torch and of the user register their operators when they are imported
         for module in REGISTERED_LATE.get(namespace, ()):
             # torchvision for another version of torch raises a RuntimeError
             with suppress(ImportError, RuntimeError):

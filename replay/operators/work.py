@@ -412,7 +412,6 @@ UNWRITTEN = operators("empty empty_like empty_strided new_empty new_empty_stride
 
 
 def bytes_moved(call: OperatorCall) -> int | None:
-    """Return the number of bytes that a call has to read and write."""
     if any(tensor.layout is not torch.strided or tensor.is_nested for tensor in (*call.ins, *call.outs)):
         return None
     own = {_memory(tensor) for tensor in call.ins}

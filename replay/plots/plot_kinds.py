@@ -175,7 +175,8 @@ def draw_history(request: PlotRequest) -> Figure:
     for mode in dict.fromkeys(row.mode for _, run in runs for row in timed(run.rows)):
         # different devices get separate lines
         by_mode[mode] = [
-            {(row.device, *row.identity): row for row in timed(run.rows) if row.mode == mode} for _, run in runs
+            {(row.device, *row.identity_without()): row for row in timed(run.rows) if row.mode == mode}
+            for _, run in runs
         ]
     figure, (axes,) = new_figure(request.title)
     most = 0

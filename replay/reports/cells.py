@@ -165,25 +165,20 @@ def to_frame(rows: Iterable[Result]) -> pd.DataFrame:
 
 
 def by_call_site(rows: Sequence[Result]) -> pd.DataFrame:
-    indices, cells = [], []
-    for index, row in enumerate(rows):
+    names = [about.name for about in all_columns() if not about.hidden]
+    after = names.index("phase") + 1
+    cells = []
+    for row, whole in zip(rows, whole_cells(rows), strict=True):
         sites = row.sites
         calls = sum(site.count for site in sites)
         for site in sites:
-            indices.append(index)
-            of_calls = {name: _as_unicode(getattr(site, name)) for name in ("module", "phase", "line", "count")}
-            total_us = row.median_us * site.count if row.median_us is not None and row.status == OK else None
-            share = row.share * site.count / calls
-            cells.append(of_calls | {"share": share, "captured_total_us": site.captured_us, "total_us": total_us})
-    names = ["module", "phase", "line", "count", "share", "captured_total_us", "total_us"]
-    split = pd.DataFrame(cells, columns=names)
-    columns = [about.name for about in all_columns() if not about.hidden]
-    whole = to_frame(rows)[columns].iloc[indices].reset_index(drop=True)
-    whole = whole.assign(**{name: split[name] for name in split if name in columns})
-    after = list(whole.columns).index("phase") + 1
-    whole.insert(after, "line", split["line"])
-    whole.insert(len(whole.columns), "total_us", split["total_us"].astype(float))
-    return whole
+            own = {name: getattr(site, name) for name in ("module", "phase", "line", "count")} | {
+                "share": None if row.share is None else row.share * site.count / calls,
+                "captured_total_us": site.captured_us if row.captured_total_us else None,
+                "total_us": row.median_us * site.count if row.median_us is not None and row.status == OK else None,
+            }
+            cells.append({name: _as_unicode(cell) for name, cell in (whole | own).items()})
+    return pd.DataFrame(cells, columns=[*names[:after], "line", *names[after:], "total_us"]).astype({"total_us": float})
 
 
 def _as_unicode(cell: Any) -> Any:
@@ -193,9 +188,7 @@ def _as_unicode(cell: Any) -> Any:
     return cell.encode(errors="backslashreplace").decode()
 
 
-def load_results(path: str | Path) -> pd.DataFrame:
-    """Return the rows of a file that `opreplay -o` wrote; `attrs` has the header if the format stores it."""
-    path = Path(path)
+def read_frame(path: Path) -> pd.DataFrame:
     if path.suffix not in reports.names():
         raise UserError(f"{path} is not a file of results", "write one with opreplay TRACE -o results.json")
     read = report_for(path).read
@@ -216,10 +209,6 @@ def load_results(path: str | Path) -> pd.DataFrame:
             f"{path} does not contain results of opreplay", "write some with opreplay -o results.json"
         ) from error
     return rows
-
-
-def read_results(path: Path) -> list[Result]:
-    return rows_in(load_results(path), path)
 
 
 def rows_in(frame: pd.DataFrame, path: Path) -> list[Result]:
@@ -252,7 +241,7 @@ def read_completed(
     """
     if report_for(path).read is None:
         return []
-    frame = load_results(path)
+    frame = read_frame(path)
     rows, stored = rows_in(frame, path), frame.attrs
     is_same = sorted(map(_key, rows)) == sorted(map(_key, expected))
     is_same &= {row.device for row in rows} <= {*devices}

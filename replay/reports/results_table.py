@@ -89,11 +89,10 @@ def distinct_inputs(results: Sequence[Result]) -> list[Result]:
         variants = by_input.setdefault(row.key or (row.op, row.shapes), {})
         variants.setdefault(row.identity_without("trace"), []).append(row)
     inputs = [[_joined(rows) for rows in variants.values()] for variants in by_input.values()]
-    total_us = fsum(rows[0].captured_total_us for rows in inputs)
+    total_us = fsum(rows[0].captured_total_us or 0.0 for rows in inputs)
     ordered = sorted(inputs, key=lambda rows: min(map(_rank, rows)))
-    return [
-        replace(row, share=row.captured_total_us / total_us if total_us else 0.0) for rows in ordered for row in rows
-    ]
+    everything = (row for rows in ordered for row in rows)
+    return [replace(row, share=(row.captured_total_us or 0.0) / total_us if total_us else None) for row in everything]
 
 
 def _joined(rows: Sequence[Result]) -> Result:
@@ -102,7 +101,7 @@ def _joined(rows: Sequence[Result]) -> Result:
     return replace(
         worst,
         count=sum(row.count for row in rows),
-        captured_total_us=fsum(row.captured_total_us for row in rows),
+        captured_total_us=fsum(row.captured_total_us or 0.0 for row in rows),
         trace=worst.trace if len(traces) == 1 else counted(len(traces), "trace"),
     )
 
@@ -257,7 +256,7 @@ def _doubts(results: Sequence[Result]) -> list[str]:
             f"{DOUBTFUL} doubtful: from a single call, estimated from a graph's launches, from times that differ by "
             "over a quarter, or disturbed by the capture, slow memory or other processes"
         )
-    different = [result.share for result in results if result.differs]
+    different = [result.share or 0.0 for result in results if result.differs]
     if different:
         rows = f"{counted(len(different), 'row')} with {fsum(different):.1%} of the time"
         lines.append(

@@ -177,7 +177,7 @@ RANK_COLUMNS = (
     _total("unsupported", "unsupported", ",d", 3),
     TableColumn("collectives", lambda item: item.times.collectives, ",d", rank=2),
     TableColumn("left out", lambda item: sum(item.left_out.values()), ",d", rank=2),
-    _total("captured wall ms", "captured_wall_ms", rank=4),
+    TableColumn("captured wall ms", lambda item: item.totals.get("captured_wall_ms") or None, ",.2f", rank=4),
     _total("wall ms", "replayed_wall_ms"),
     TableColumn("held ms", lambda item: item.times.held_ms, ",.2f"),
     TableColumn("waited ms", lambda item: item.times.waited_ms, ",.2f"),

@@ -76,11 +76,11 @@ class Fidelity:
 
 def fidelity_of(rows: Iterable[Result], header: Mapping[str, Any]) -> Fidelity | None:
     compared = [row for row in rows if header.get(HERE) and _is_comparable(row)]
-    fidelity = Fidelity.of([(row.count, row.captured_us, row.median_us or 0.0) for row in compared])
+    fidelity = Fidelity.of([(row.count, row.captured_us or 0.0, row.median_us or 0.0) for row in compared])
     if fidelity is None:
         return None
-    doubtful = [row.share for row in compared if row.differs]
-    share = min(fsum(row.share for row in compared), 1.0)
+    doubtful = [row.share or 0.0 for row in compared if row.differs]
+    share = min(fsum(row.share or 0.0 for row in compared), 1.0)
     return replace(fidelity, share=share, doubtful_share=fsum(doubtful), doubtful_rows=len(doubtful))
 
 
@@ -93,7 +93,7 @@ def with_doubts(rows: Iterable[Result], cases: Iterable[Case], trace: Trace) -> 
     case_of = {case.number: case for case in cases}
     marked = []
     for row in rows:
-        if _is_comparable(row) and row.share >= LEAST_SHARE:
+        if _is_comparable(row) and row.captured_us and (row.share or 0.0) >= LEAST_SHARE:
             ratio = (row.median_us or 0.0) / row.captured_us
             if not 1 / FACTOR <= ratio <= FACTOR:
                 reason = "" if row.doubts else f" ({_likely_reason(row, case_of[row.case], trace)})"
@@ -104,7 +104,7 @@ def with_doubts(rows: Iterable[Result], cases: Iterable[Case], trace: Trace) -> 
 
 def _is_comparable(row: Result) -> bool:
     by_same_clock = row.method == (DISCRETE if row.captured_host_us is None else EVENTS)
-    is_timed = row.status == OK and row.median_us is not None and row.captured_us > 0
+    is_timed = row.status == OK and row.median_us is not None and bool(row.captured_us)
     return is_timed and by_same_clock and row.mode == EAGER and not row.variant
 
 
@@ -123,7 +123,7 @@ def _likely_reason(row: Result, case: Case, trace: Trace) -> str:
         "busy capture": is_on_host and trace.end is not None and trace.end.contended >= CONTENDED,
         "repeated runs": row.dropped > row.samples,
         "waits": on_device == [True, False],
-        "short": min(row.captured_us, row.median_us or 0.0) < SHORT_US,
+        "short": min(row.captured_us or 0.0, row.median_us or 0.0) < SHORT_US,
         "values": drawn,
         "new memory": is_on_host and (row.bytes_out or 0) >= LARGE and case.fresh != 0,
         "other threads": is_on_host and _ran_with_others(case, trace),

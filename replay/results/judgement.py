@@ -77,7 +77,7 @@ def judge_rows(
 def _judged(row: Result, base: Result | None, step_us: float | None, export: str) -> Result:
     if row.status == SKIPPED:
         return row
-    share = row.captured_total_us / step_us if step_us and row.direction == FORWARD else None
+    share = (row.captured_total_us or 0.0) / step_us if step_us and row.direction == FORWARD else None
     if row.status not in RAN:
         verdict = WRONG if row.status == WRONG else FAILED
         case = f"{shlex.quote(row.module)} --unit module" if is_of_module(row) else str(row.case)

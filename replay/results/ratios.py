@@ -233,15 +233,15 @@ def with_divided_launches(rows: Sequence[Result], cases: Sequence[Case], trace: 
     signature_of = {case.number: case.trace_number for case in cases}
     factors = trace.source.changes_by(_times_ns(rows, signature_of), trace.signatures)
     by_case = {row.case: row for row in rows}
-    total = sum(row.share for row in by_case.values())
-    changed = sum(row.share * factors.get(signature_of[number], 1.0) for number, row in by_case.items())
+    total = sum(row.share or 0.0 for row in by_case.values())
+    changed = sum((row.share or 0.0) * factors.get(signature_of[number], 1.0) for number, row in by_case.items())
     if not factors or not changed:
         return list(rows)
     scale = total / changed
     return [
         _divided(row, factors[number], scale)
         if (number := signature_of[row.case]) in factors
-        else replace(row, share=row.share * scale)
+        else replace(row, share=(row.share or 0.0) * scale)
         for row in rows
     ]
 
@@ -262,7 +262,7 @@ def _times_ns(rows: Sequence[Result], signature_of: Mapping[int, int]) -> dict[i
 def _divided(row: Result, factor: float, scale: float) -> Result:
     return replace(
         row,
-        share=row.share * factor * scale,
-        captured_us=row.captured_us * factor,
-        captured_total_us=row.captured_total_us * factor,
+        share=(row.share or 0.0) * factor * scale,
+        captured_us=(row.captured_us or 0.0) * factor,
+        captured_total_us=(row.captured_total_us or 0.0) * factor,
     ).adding(GraphColumns(BY_REPLAY))

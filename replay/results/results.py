@@ -48,8 +48,9 @@ class Result:
     op: str = column("name of the operator, sample, module or function", default=MISSING)
     shapes: str = column("dtypes and shapes of the arguments, in short form", default=MISSING)
     count: int = column("number of calls in the program", default=MISSING)
-    share: float = column(
-        "share of the captured time of all selected calls: `count` times `captured_us`, over the sum of all cases",
+    share: float | None = column(
+        "share of the captured time of all selected calls: `count` times `captured_us`, over the sum of all cases; "
+        "share of the estimated work if no time was captured; empty for samples",
         "1",
         default=MISSING,
     )
@@ -60,12 +61,15 @@ class Result:
         "cores in nearly all timed runs, so the time is not used)",
         default=MISSING,
     )
-    captured_us: float = column(
-        "median time of the calls in the program: device time if they have one, otherwise host time",
+    captured_us: float | None = column(
+        "median time of the calls in the program: device time if they have one, otherwise host time; empty if none was "
+        "captured",
         "us",
         default=MISSING,
     )
-    captured_total_us: float = column("sum of the times of all calls in the program", "us", default=MISSING)
+    captured_total_us: float | None = column(
+        "sum of the times of all calls in the program; empty if none was captured", "us", default=MISSING
+    )
     captured_host_us: float | None = column(
         "median host time of the calls in the program, if `captured_us` is a device time", "us"
     )
@@ -229,12 +233,8 @@ class Result:
     def to_plain(self) -> dict[str, Any]:
         return {**{name: getattr(self, name) for name in CORE}, **self.added}
 
-    @property
-    def identity(self) -> tuple[object, ...]:
-        """Key that is equal for the same case and variant in different runs; it does not contain the case number."""
-        return self.identity_without()
-
     def identity_without(self, *columns: str) -> tuple[object, ...]:
+        """Return a key that is equal for the same case and variant in different runs, without the case number."""
         what = self.key or f"{self.op} {self.shapes}"
         ignored = {*columns, *(MODE_COLUMNS if "mode" in columns else ())}
         trace = () if "trace" in ignored else (self.trace,)
@@ -290,7 +290,8 @@ class Result:
     def sites(self) -> Sequence[CallSite]:
         """Call sites of the row; if `call_sites` is empty, one site with the row's module and phase."""
         recorded_sites = from_text(self.call_sites)
-        return recorded_sites or (CallSite(self.module, self.phase, "", max(self.count, 1), self.captured_total_us),)
+        total_us = self.captured_total_us or 0.0
+        return recorded_sites or (CallSite(self.module, self.phase, "", max(self.count, 1), total_us),)
 
     def adding(self, part: Columns) -> Result:
         return replace(self, added={**self.added, **asdict(part)})

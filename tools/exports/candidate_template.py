@@ -180,13 +180,15 @@ def _documentation(operator: Any) -> Iterator[str]:
 
 
 def _table(own: Sequence[Case], cases: Iterable[Case]) -> Iterator[str]:
-    step_us = fsum(case.captured_total_us for case in cases) or 1.0
-    share = fsum(case.captured_total_us for case in own) / step_us
-    yield f"{counted(sum(case.count for case in own), 'recorded call')}, {share:.2%} of the step:"
+    step_us = fsum(case.captured_total_us for case in cases)
+    share = f", {fsum(case.captured_total_us for case in own) / step_us:.2%} of the step" if step_us else ""
+    yield f"{counted(sum(case.count for case in own), 'recorded call')}{share}:"
     yield from ("", f"{'of step':>8} {'count':>7} {'us a call':>11}  arguments")
     for case in own[:MOST_ROWS]:
         listed = outlines(case.signature.args, case.signature.kwargs)
-        yield f"{case.captured_total_us / step_us:>8.2%} {case.count:>7,} {case.captured_us:>11,.2f}  {listed}"
+        of_step = f"{case.captured_total_us / step_us:.2%}" if step_us else "-"
+        us = f"{case.captured_us:,.2f}" if case.captured_us else "-"
+        yield f"{of_step:>8} {case.count:>7,} {us:>11}  {listed}"
     if len(own) > MOST_ROWS:
         yield f"and {len(own) - MOST_ROWS:,} more signatures"
 

@@ -178,8 +178,6 @@ class TraceTest(pytest.Item):
 
 
 class TraceFile(pytest.File):
-    """A trace file whose cases are tests; it is replayed once for all of them."""
-
     _judged: Judged | UserError | None = None
 
     def collect(self) -> Iterator[TraceTest]:
@@ -220,7 +218,7 @@ class TraceFile(pytest.File):
 
     def _replay_once(self, start: int, stop: int, folder: Path | None) -> Results:
         from opgrip.replay.command.replay import replay_arguments
-        from opgrip.replay.outcome import read_run, write_results
+        from opgrip.replay.outcome import Results
 
         args = self._arguments()
         args.start, args.stop = args.start + start, args.start + stop
@@ -228,9 +226,8 @@ class TraceFile(pytest.File):
             return replay_arguments(args)
         path = folder / f"{hashlib.sha256(self.nodeid.encode()).hexdigest()}.json"
         if not path.exists():
-            results = replay_arguments(args)
-            write_results(results.rows, results.header, path, force=False)
-        return read_run(path)
+            replay_arguments(args).save(path)
+        return Results.load(path)
 
     def _arguments(self) -> argparse.Namespace:
         from opgrip.replay.replay_options import make_parser

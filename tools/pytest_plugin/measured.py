@@ -120,9 +120,9 @@ TestRow = tuple[str, "Result"]  # node id of a test, and a row that it measured
 
 class StoredBaseline:
     def __init__(self, path: Path) -> None:
-        from opgrip.replay.outcome import read_run
+        from opgrip.replay.outcome import Results
 
-        run = read_run(path)
+        run = Results.load(path)
         self.header = run.header
         self._rows = list(run.rows)
         tests = run.header.get(TESTS)

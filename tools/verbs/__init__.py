@@ -57,5 +57,21 @@ def add_output(parser: argparse.ArgumentParser, help: str, required: bool = Fals
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
 
 
+# options that select calls, and what they have in common
+FILTERS = {
+    "phase": "of this phase",
+    "module": "in modules whose paths match, such as 'backbone.*'",
+    "op": "of operators whose names match, such as 'aten.index*'",
+    "label": "in record_function blocks whose labels match",
+}
+
+
+def add_filters(parser: argparse.ArgumentParser, purpose: str, *names: str) -> None:
+    for name in names:
+        form: Any = {"choices": ("forward", "backward", "optimizer")} if name == "phase" else {"metavar": "PATTERN"}
+        text = f"{purpose} {FILTERS[name]}; can be repeated"
+        parser.add_argument(f"--{name}", action="append", default=[], help=text, **form)
+
+
 def report_output(args: argparse.Namespace, what: str) -> None:
     print(f"{args.prog}: wrote {what} to {args.output}", file=sys.stderr)

@@ -194,8 +194,7 @@ def run_distill(args: argparse.Namespace) -> int:
 
 
 def _read_times(names: Sequence[str], chosen_by: Times | None = None) -> tuple[str, Times]:
-    from opgrip.replay.comparison.results_store import Store
-    from opgrip.replay.outcome import read_run
+    from opgrip.tools.verbs.results import read_runs
     from opgrip.zoo.scoring.baselines import is_replay_of, machine_of, read_baselines, times_of, times_of_baseline
 
     machine, times = "", dict[tuple[str, str], float]()
@@ -204,7 +203,7 @@ def _read_times(names: Sequence[str], chosen_by: Times | None = None) -> tuple[s
             baseline = read_baselines()
             own_machine, own = baseline.machine, times_of_baseline(baseline)
         else:
-            results = read_run(Store().find(name))
+            (results,) = read_runs(None, name)
             own_machine, own = machine_of(results), times_of(results)
         if machine not in ("", own_machine):
             problem = f"{name} was measured on {own_machine}, the previous results on {machine}"

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Container
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from opgrip.cli.command import add_reading, counted
+from opgrip.cli.command import add_reading, counted, unique_name
 from opgrip.cli.output_files import check_writable, whole_file
 from opgrip.cli.progress import Reporter
 from opgrip.errors import UserError
@@ -56,7 +55,7 @@ def run_plot(args: argparse.Namespace) -> int:
     from opgrip.cli.output_files import check_writable, whole_file
     from opgrip.display.figures import check_plottable, write_figure
     from opgrip.replay.comparison.results_store import Store
-    from opgrip.replay.outcome import read_run
+    from opgrip.replay.outcome import Results
     from opgrip.replay.plots import PlotChoices, check_choices, draw_runs, request_for
 
     choices = PlotChoices(args.op, args.case, args.by, args.over, args.title)
@@ -67,7 +66,7 @@ def run_plot(args: argparse.Namespace) -> int:
     runs: dict[str, PlottedRun] = {}
     for name in args.results:
         path = store.find(name)
-        runs[_unique(path.stem, runs)] = read_run(path)
+        runs[unique_name(path.stem, runs)] = Results.load(path)
     request_for(args.kind, runs, choices)
     with whole_file(args.output, args.force) as file:
         write_figure(lambda: draw_runs(args.kind, runs, choices), args.output.suffix.removeprefix("."), file)
@@ -130,7 +129,7 @@ def run_report(args: argparse.Namespace) -> int:
     corpus = _corpus(together, args) if together else None
     for name in args.inputs:
         for run_name, results in stores.get(name, ()):
-            runs[_unique(run_name, runs)] = results
+            runs[unique_name(run_name, runs)] = results
         if name not in stores and name not in together:
             _add(name, args, runs, traces)
     title = args.title or ", ".join([*stores, *(runs if not stores else ()), *traces, *together])
@@ -143,17 +142,17 @@ def run_report(args: argparse.Namespace) -> int:
 
 def _add(name: str, args: argparse.Namespace, runs: dict[str, Results], traces: dict[str, Trace]) -> None:
     from opgrip.replay.comparison.results_store import Store
-    from opgrip.replay.outcome import read_run
+    from opgrip.replay.outcome import Results
     from opgrip.traces import load
 
     path = Path(name)
     store = Store(args.store)
     if path.suffix in SUFFIXES or store.holds(name):
         file = path if path.suffix in SUFFIXES else store.find(name)
-        runs[_unique(file.stem, runs)] = read_run(file)
+        runs[unique_name(file.stem, runs)] = Results.load(file)
     else:
         with Reporter(args.prog).reading(name):
-            traces[_unique(path.name, traces)] = load(name, args.partial, args.unbounded)
+            traces[unique_name(path.name, traces)] = load(name, args.partial, args.unbounded)
 
 
 def _newest_runs(folder: Path) -> list[tuple[str, Results]]:
@@ -176,10 +175,3 @@ def _corpus(inputs: list[str], args: argparse.Namespace) -> Corpus:
 
     reporter = Reporter(args.prog)
     return read_corpus(inputs, args.partial, args.unbounded, reporter.reading)
-
-
-def _unique(name: str, used_names: Container[str]) -> str:
-    number = 1
-    while (unique := name if number == 1 else f"{name} ({number})") in used_names:
-        number += 1
-    return unique

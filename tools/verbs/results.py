@@ -23,7 +23,7 @@ def add_store(parser: argparse.ArgumentParser) -> None:
         "--store",
         type=Path,
         metavar="DIR",
-        help="folder of the results store (default: $OPGRIP_STORE, or ~/.local/share/opgrip/results)",
+        help="folder of the results store (default: $OPGRIP_STORE)",
     )
 
 
@@ -35,9 +35,9 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 
 def read_runs(store: Path | None, *names: str) -> list[Results]:
     from opgrip.replay.comparison.results_store import Store
-    from opgrip.replay.outcome import read_run
+    from opgrip.replay.outcome import Results
 
-    return [read_run(Store(store).find(name)) for name in names]
+    return [Results.load(Store(store).find(name)) for name in names]
 
 
 MOST_OF_NAME = 60  # maximum number of characters of a cell
@@ -73,7 +73,7 @@ def run_list(args: argparse.Namespace) -> int:
         print()
         return 0
     if not rows:
-        print(f"{args.prog}: {store.folder} contains no matching runs: opreplay adds one per replay", file=sys.stderr)
+        print(f"{args.prog}: {store.folder} contains no matching runs: opreplay --store adds one", file=sys.stderr)
         return 0
     columns = [
         TableColumn("run", lambda row: row[0].name, most=MOST_OF_NAME),

@@ -159,10 +159,6 @@ def _pair(one: str, other: str) -> str:
     return one if one == other else f"{one} → {other}"
 
 
-def _time(time_us: float | None) -> str:
-    return "-" if time_us is None else f"{time_us:,.1f}"
-
-
 def _values(row: Row) -> str:
     from opgrip.traces.analysis.differences import values_text
 
@@ -173,7 +169,7 @@ COLUMNS = (
     TableColumn("what", lambda row: ", ".join(row.kinds), least=6),
     TableColumn("calls", lambda row: _pair(*(f"{count:,}" for count in row.counts)), ">"),
     TableColumn("share", lambda row: _pair(*(f"{share:.1%}" for share in row.shares)), ">"),
-    TableColumn("median us", lambda row: _pair(*map(_time, row.median_us)), ">", rank=1),
+    TableColumn("median us", lambda row: _pair(*("-" if us is None else f"{us:,.1f}" for us in row.median_us)), ">", 1),
     TableColumn("call", "call", least=24, most=160),
     TableColumn("values", _values, rank=2, below=True),
 )

@@ -101,8 +101,8 @@ def _separated(items: Iterable[str]) -> Iterator[str]:
 def _lines(facts: GraphFacts) -> Iterator[str]:
     dependencies = counted(facts.dependencies, "dependency", "dependencies")
     yield f"calls          {facts.calls:,}, {dependencies}, {counted(facts.storages, 'storage')}"
-    path = f"{counted(len(facts.critical_path), 'call')}, "
-    yield f"critical path  {path}{_part(facts.critical_ns, facts.time_ns)}"
+    path = f"{counted(len(facts.critical_path), 'call')}, {_part(facts.critical_ns, facts.time_ns)}"
+    yield f"critical path  {path if facts.time_ns else 'unknown, because the trace has no times'}"
     if facts.has_device:
         yield f"               {DEVICE_TIME}; on the host, {_part(facts.critical_host_ns, facts.host_ns)}"
     at = "" if facts.peak_at is None else f" at call {facts.peak_at} ({printable(facts.peak_op)})"
@@ -137,6 +137,8 @@ def run_timeline(args: argparse.Namespace) -> int:
     check_output(args.output, args.force, (".json", ".json.gz"))
     with Reporter(args.prog).reading(args.trace):
         trace = load(args.trace, args.partial, args.unbounded)
+    if trace.header.get("timed") is False:
+        raise UserError(f"{args.trace} has no times", "capture the program, or profile it with torch.profiler")
     if args.output is None:
         sys.stdout.writelines(timeline_lines(trace))
         return 0

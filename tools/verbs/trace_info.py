@@ -19,7 +19,7 @@ from opgrip.cli.progress import Reporter
 from opgrip.cli.terminal import print_line
 from opgrip.display.tables import TableColumn, print_table
 from opgrip.errors import UserError
-from opgrip.tools.verbs import add_capture, add_output, report_output, verb
+from opgrip.tools.verbs import add_capture, add_filters, add_output, report_output, verb
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,20 +53,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
         action="append",
         help="print a table of times grouped by this; can be repeated (default: op and module)",
     )
-    parser.add_argument(
-        "--label",
-        action="append",
-        default=[],
-        metavar="PATTERN",
-        help="tables only of calls in record_function blocks whose labels match; can be repeated",
-    )
-    parser.add_argument(
-        "--phase",
-        action="append",
-        default=[],
-        choices=("forward", "backward", "optimizer"),
-        help="tables only of calls of this phase; can be repeated",
-    )
+    add_filters(parser, "tables only of calls", "label", "phase")
     parser.add_argument("--json", action="store_true", help="print the tables as JSON, with all rows")
     add_capture(parser)
     add_output(parser, "write all rows of the tables to this file: .json or .csv")
@@ -108,11 +95,12 @@ def _summary(trace: Trace, by: str) -> pd.DataFrame:
 
     if by == KERNEL:
         return trace.kernels_by_operator()
-    if by != SIGNATURE:
-        return trace.summary(GROUPS[by].columns)
-    shapes = {item.number: describe_shapes(item) for item in trace.signatures}
-    table = trace.summary(("op", "signature")).drop(columns="signatures")
-    return table.assign(shapes=table.pop("signature").map(shapes))
+    table = trace.summary(("op", "signature") if by == SIGNATURE else GROUPS[by].columns)
+    if by == SIGNATURE:
+        shapes = {item.number: describe_shapes(item) for item in trace.signatures}
+        table = table.assign(shapes=table["signature"].map(shapes)).drop(columns=["signature", "signatures"])
+    # without times, as in some files of other tools, shares are by number of calls
+    return table.drop(columns=list(TIMES), errors="ignore") if trace.header.get("timed") is False else table
 
 
 def _print(trace: Trace, summaries: Mapping[str, pd.DataFrame], top: int) -> None:
@@ -121,11 +109,10 @@ def _print(trace: Trace, summaries: Mapping[str, pd.DataFrame], top: int) -> Non
     print()
     if trace.distinct_calls["device_ns"].notna().any():
         print_line(f"{DEVICE_TIME}; the column host us has their times on the host", sys.stdout)
-    # without times, as in some files of other tools, shares are by number of calls
     is_timed = trace.header.get("timed") is not False
     for by, table in summaries.items():
         title = f"{TABLES[by].title} by share of {'time' if is_timed else 'calls'} ({len(table)} in total)"
-        columns = [column for name, column in NUMBERS.items() if name in table and (is_timed or name not in TIMES)]
+        columns = [column for name, column in NUMBERS.items() if name in table]
         columns += [_place_column(name) for name in TABLES[by].columns]
         print_table(columns, list(table.head(top).itertuples()), sys.stdout, title)
 

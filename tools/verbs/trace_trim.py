@@ -15,7 +15,7 @@ from opgrip.cli.option_types import names
 from opgrip.cli.output_files import check_output, check_writable, write_json
 from opgrip.cli.progress import Reporter
 from opgrip.errors import UserError
-from opgrip.tools.verbs import add_output, verb
+from opgrip.tools.verbs import add_filters, add_output, verb
 
 if TYPE_CHECKING:
     from opgrip.traces.analysis.redaction import Policy
@@ -42,34 +42,7 @@ def prepare_trim(parser: argparse.ArgumentParser) -> None:
         help="keep only this step, or the steps from FIRST to END (excluded; to the last step if END is missing), "
         "counted from 0; such as 1, 0:2 or '2:'",
     )
-    parser.add_argument(
-        "--phase",
-        action="append",
-        default=[],
-        choices=("forward", "backward", "optimizer"),
-        help="keep only calls of this phase; can be repeated",
-    )
-    parser.add_argument(
-        "--module",
-        action="append",
-        default=[],
-        metavar="PATTERN",
-        help="keep only calls in modules whose paths match, such as 'backbone.*'; can be repeated",
-    )
-    parser.add_argument(
-        "--op",
-        action="append",
-        default=[],
-        metavar="PATTERN",
-        help="keep only calls of operators whose names match, such as 'aten.index*'; can be repeated",
-    )
-    parser.add_argument(
-        "--label",
-        action="append",
-        default=[],
-        metavar="PATTERN",
-        help="keep only calls in record_function blocks whose labels match; can be repeated",
-    )
+    add_filters(parser, "keep only calls", "phase", "module", "op", "label")
     parser.add_argument(
         "--time",
         type=span,

@@ -48,7 +48,7 @@ class Cases:
 
     @property
     def median_us(self) -> float | None:
-        return max(self.times_us, key=lambda item: item[1])[0] if self.times_us else None
+        return max(self.times_us, key=lambda item: item[1])[0] or None if self.times_us else None
 
     def include(self, other: Cases) -> None:
         self.count += other.count

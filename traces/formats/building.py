@@ -199,6 +199,7 @@ class RecordBuilder:
         duration_ns: int = 0,
         storages: Sequence[int] = (),
         device_ns: int = -1,
+        number: int | None = None,
     ) -> int:
         """Add `count` calls of one signature, and return the number of the signature.
 
@@ -206,14 +207,15 @@ class RecordBuilder:
         start_ns : time since the first call; None: the call starts after the previous one
         storages : storage numbers of its tensors, arguments first; empty if unknown
         device_ns : time that the call kept an accelerator busy; -1 for a call on the host only, or if unknown
+        number : number of the signature if it is new; None for the next one
         """
         args, kwargs = tuple(args), kwargs or {}
         form = json.dumps([kind, op, [encode(arg) for arg in args], {name: encode(kwargs[name]) for name in kwargs}])
-        signature = self._number("signature", form, lambda number: Signature(number, kind, op, args, kwargs, outputs))
+        signature = self._number("signature", form, lambda new: Signature(new, kind, op, args, kwargs, outputs), number)
         scope_number = self.add_scope(scope or Scope(0, "", "", "forward"))
-        number = self._number("thread", thread, lambda number: Thread(number, thread))
+        in_thread = self._number("thread", thread, lambda number: Thread(number, thread))
         for _ in range(count):
-            block = self._blocks.setdefault(number, Calls(number, [], [], [], []))
+            block = self._blocks.setdefault(in_thread, Calls(in_thread, [], [], [], []))
             begun_ns = self._next_ns if start_ns is None else start_ns
             self._next_ns = max(self._next_ns, begun_ns + max(duration_ns, 1))
             block.signature.append(signature)
@@ -225,7 +227,7 @@ class RecordBuilder:
             block.storages.extend(storages)
             self._calls += 1
             if len(block.signature) >= BLOCK:
-                self._end_block(number)
+                self._end_block(in_thread)
         return signature
 
     def end(self) -> Iterator[Record]:
@@ -248,11 +250,11 @@ class RecordBuilder:
         self._newest = max([self._newest, *block.storages])
         self._records.append(block)
 
-    def _number(self, what: str, key: str, make: Any) -> int:
+    def _number(self, what: str, key: str, make: Any, unused: int | None = None) -> int:
         numbers = self._numbers.setdefault(what, {})
         number = numbers.get(key)
         if number is None:
-            number = numbers[key] = len(numbers)
+            number = numbers[key] = len(numbers) if unused is None else unused
             self._records.append(make(number))
         return number
 

@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterator
+from glob import escape
 from pathlib import Path
 
 from opgrip.cli.command import did_you_mean
@@ -58,11 +59,13 @@ def hint_for_missing(path: Path) -> str:
     if NAME_OF_MODEL.fullmatch(str(path)):
         model = f"a model is recorded first: opcapture --model {shlex.quote(str(path))}"
         return f"; {model}; names that are not files are trace:NAME, zoo:NAME and sample:NAME"
+    stem, dot, suffixes = path.name.partition(".")
+    if part := next(path.parent.glob(f"{escape(stem)}.part*{dot}{escape(suffixes)}"), None):
+        return f", but {part} holds calls of a program that was killed: read it with --partial"
     if path.parent.is_dir() and (near := did_you_mean(path.name, os.listdir(path.parent))):
         return f": {near}"
-    name = path.name.partition(".")[0]
-    if name in shipped_traces():
-        return f", and {PREFIX}{name} is one that ships"
+    if stem in shipped_traces():
+        return f", and {PREFIX}{stem} is one that ships"
     models = (trace.name for trace in read_manifest() if path.name in (trace.model, trace.name))
     first = next(models, None)
     return f", and {ZOO_PREFIX}{first} is one of the zoo" if first is not None else ""

@@ -110,6 +110,8 @@ def main():
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--mode", default=MODE, help="eager, compile, compile-dynamic or compile:BACKEND")
     args = parser.parse_args()
+    if torch.device(args.device).type != "cpu" and not torch.get_device_module(args.device).is_available():
+        raise SystemExit(f"{args.device} is not available here: choose another with --device, such as cpu")
     if args.threads:
         torch.set_num_threads(args.threads)
     inputs = make_inputs(args.device)

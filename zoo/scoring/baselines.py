@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from math import fsum, isclose, isfinite, sqrt
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -130,7 +130,7 @@ def unusual_in(results: Results) -> list[str]:
     return words + [str(word) for word in results.header.get(UNUSUAL) or ()]
 
 
-def is_time(us: float | None) -> bool:
+def is_time(us: float | None) -> TypeGuard[float]:
     return us is not None and LEAST_US < us < MOST_US
 
 

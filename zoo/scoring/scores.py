@@ -280,8 +280,9 @@ def _rebased(represented: RepresentedTimes, baseline: Results) -> tuple[Represen
         if is_plain_but_threads(row) and row.status == OK and is_time(row.median_us) and is_time(row.captured_us):
             rows.setdefault(row.key, row)
     references = {key: BaselineCase(1, row.median_us, deviation_of(row)) for key, row in rows.items()}
+    factors = {key: references[key].total_us / row.captured_us for key, row in rows.items() if row.captured_us}
     weights_us = {
-        origin: {key: us * references[key].total_us / rows[key].captured_us for key, us in own.items() if key in rows}
+        origin: {key: us * factors[key] for key, us in own.items() if key in factors}
         for origin, own in represented.weights_us.items()
     }
     return RepresentedTimes(represented.keys, machine_of(baseline), weights_us), references

@@ -17,7 +17,7 @@ import pandas as pd
 import pytest
 from programs import program_path
 
-from opgrip.replay import load_results
+from opgrip.replay import Results
 from opgrip.traces import load
 
 KILLS = int(os.environ.get("OPGRIP_KILLS", "3"))
@@ -82,7 +82,7 @@ def rows_kept(folder: Path) -> dict[int, list[dict[str, Any]]]:
     """Return the rows of each case that a replay has written to disk so far."""
     journal = folder / "r.json.journal"
     if (folder / "r.json").exists():
-        frame: pd.DataFrame = load_results(folder / "r.json")
+        frame: pd.DataFrame = Results.load(folder / "r.json").frame
         return {int(case): rows.to_dict("records") for case, rows in frame.groupby("case")}
     lines = journal.read_text().splitlines(keepends=True)[1:] if journal.exists() else []
     records = [json.loads(line) for line in lines if line.endswith("\n")]
@@ -109,6 +109,6 @@ def test_replay_killed_and_resumed_repeatedly_keeps_every_row(
             (tmp_path / "r.json").unlink()
             medians = {}
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
-    frame = load_results(tmp_path / "r.json")
+    frame = Results.load(tmp_path / "r.json").frame
     assert frame["case"].is_unique
     assert all(frame.set_index("case").loc[case, "median_us"] in times for case, times in medians.items())

@@ -77,7 +77,7 @@ def test_public_names_are_functions_and_not_modules() -> None:
         opgrip.replay("step.jsonl")  # type: ignore[operator]
     with pytest.raises(TypeError, match=r"from opgrip.capture import capture$"):
         opgrip.capture(None)  # type: ignore[operator]
-    assert {"Result", "load_results"} <= set(dir(opgrip.replay))
+    assert {"Result", "Results"} <= set(dir(opgrip.replay))
     with pytest.raises(AttributeError, match="has no attribute 'nosuch'"):
         _ = opgrip.replay.nosuch  # type: ignore[attr-defined]
 

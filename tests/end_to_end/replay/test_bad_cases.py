@@ -11,7 +11,7 @@ import pytest
 from bad_cases import ABORT, EXIT, EXTENSIONS, HANG, HUGE, SEGFAULT, bad_trace
 from programs import program_path, receive_ctrl_c, refusal, run_command, succeed, wait_for
 
-from opgrip.replay import load_results
+from opgrip.replay import Results
 
 TRUSTED = [word for name in EXTENSIONS for word in ("--extension", name)]
 FAST = ["--iterations", "3", "--warmup", "0"]
@@ -25,7 +25,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
         "opreplay", bad_trace(folder / "t.jsonl"), *TRUSTED, *FAST, "--timeout", "2", "-o", output, cwd=folder
     )
     assert "20 cases: 15 ok, 4 failed, 1 timeout" in done.stderr
-    return load_results(output)
+    return Results.load(output).frame
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_case_above_the_memory_limit_is_not_tried(tmp_path: Path) -> None:
     path, output = bad_trace(tmp_path / "t.jsonl", goods=1), tmp_path / "results.json"
     options = ["--op", "aten.*", "--memory-limit", "1GB", "-o", output]
     assert run_command("opreplay", path, *FAST, *options).returncode == 0
-    results = load_results(output)
+    results = Results.load(output).frame
     assert results[results["op"] == HUGE].iloc[0]["status"] == "failed"
     assert set(results[results["op"] != HUGE]["status"]) == {"ok"}
 
@@ -105,7 +105,7 @@ def test_rows_are_appended_to_a_file(tmp_path: Path, suffix: str) -> None:
     options = ["--op", "aten.mul*", "--start", "2", *FAST, "-o", output]
     assert run_command("opreplay", path, *options).returncode == 2
     assert run_command("opreplay", path, *options, "--append").returncode == 0
-    whole = load_results(output)
+    whole = Results.load(output).frame
     assert len(whole) == 5
     assert whole["case"].is_unique
     assert set(whole["status"]) == {"ok"}

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from programs import run_command, run_python, succeed
 
-from opgrip.replay import load_results
+from opgrip.replay import Results
 
 pytestmark = pytest.mark.slow
 
@@ -91,7 +91,7 @@ def plant(folder: Path, name: str, top: str, body: str) -> None:
 @pytest.fixture(scope="module")
 def rows(folder: Path) -> pd.DataFrame:
     succeed("opreplay", "all", *FAST, "-o", "rows.json", cwd=folder)
-    return load_results(folder / "rows.json").set_index("op")
+    return Results.load(folder / "rows.json").frame.set_index("op")
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -122,7 +122,7 @@ def test_bad_sample_fails_in_all_of_its_rows(folder: Path) -> None:
     options = ["--op", "crashes", "--op", "exits", "--op", "fine", "--mode", "jit", "--backward", "--strict"]
     done = run_command("opreplay", "all", *options, *FAST, "-o", "four.json", cwd=folder)
     assert done.returncode == 1, done.stderr
-    rows = load_results(folder / "four.json")
+    rows = Results.load(folder / "four.json").frame
     assert rows.groupby("op").size().to_dict() == {"crashes": 4, "exits": 4, "fine": 4}
     assert set(rows[rows["op"] != "fine"]["status"]) == {"failed"}
     assert "ok" in set(rows[rows["op"] == "fine"]["status"])

@@ -14,7 +14,7 @@ from example_trace import RECORDS, write
 from made_runs import make_row
 from programs import ROOT, SHIPPED_TRACES, refusal, run_command, succeed
 
-from opgrip.replay import load_results
+from opgrip.replay import Results
 from opgrip.replay.command.opreplay import main
 from opgrip.replay.replay_options import make_parser
 from opgrip.replay.reports.fulfilment import unfulfilled
@@ -29,7 +29,7 @@ FAST = ("--iterations", "1", "--warmup", "0")
 def test_every_signature_of_the_builtin_detector_is_replayed(detector_trace: Path, tmp_path: Path) -> None:
     output = tmp_path / "results.json"
     done = succeed("opreplay", detector_trace, *FAST, "-o", output)
-    rows = load_results(output)
+    rows = Results.load(output).frame
     assert len(rows) == len(load(detector_trace).signatures)
     assert set(rows["status"]) == {"ok"}
     assert rows["faithful"].all()
@@ -44,7 +44,7 @@ def test_operators_and_modules_are_selected_by_patterns(detector_trace: Path, tm
     output = tmp_path / "results.json"
     chosen = ("--op", "aten.conv*", "--op", "aten.relu*", "--module", "backbone.*")
     assert run_command("opreplay", detector_trace, *FAST, *chosen, "-o", output).returncode == 0
-    rows = load_results(output)
+    rows = Results.load(output).frame
     assert set(rows["op"]) == {"aten.convolution.default", "aten.relu_.default"}
     calls = load(detector_trace).calls
     inside = calls[calls["module"].str.startswith("backbone.") & calls["op"].isin(rows["op"])]
@@ -183,7 +183,7 @@ def test_shipped_traces_run_without_the_extensions(path: Path, part: tuple[str, 
     done = run_command("opreplay", path, *FAST, "--cache", "warm", *part, "-o", output, cwd=ROOT, env=env)
     # nothing ran with --op 'mmcv.*'
     assert done.returncode == ("--op" in part), done.stderr
-    rows = load_results(output)
+    rows = Results.load(output).frame
     extensions = rows["op"].str.startswith("mmcv.")
     assert extensions.any() == ("--op" in part)
     assert set(rows[extensions]["status"]) <= {"unsupported"}

@@ -19,7 +19,7 @@ from ray_clusters import LOOPBACK, cluster, workers_below
 from several_traces import small_trace
 
 from opgrip.errors import UserError
-from opgrip.replay.outcome import Results, read_run
+from opgrip.replay.outcome import Results
 from opgrip.replay.workers.executors import EngineOptions
 from opgrip.replay.workers.executors.ray import start_ray
 from opgrip.replay.workers.ray_pool import Processors
@@ -53,7 +53,7 @@ def test_ray_rows_equal_a_plain_replay_and_compile_before_measuring(folder: Path
     for output, words in (("plain.json", []), ("ray.json", [*RAY, "--workers", "2"])):
         environment = site | {"OPGRIP_CACHE": str(tmp_path / f"{output}.cache"), "OPGRIP_STORE": ""}
         done = succeed("opreplay", *command, output, *words, cwd=tmp_path, env=environment)
-    plain, rows = read_run(tmp_path / "plain.json"), read_run(tmp_path / "ray.json")
+    plain, rows = Results.load(tmp_path / "plain.json"), Results.load(tmp_path / "ray.json")
     assert comparable(rows) == comparable(plain)
     assert {row.note for row in rows if row.mode != "eager" and row.status == "ok"} == {"made"}
     assert "compiling 2 cases on " in done.stderr
@@ -75,7 +75,7 @@ def rows_in_journal(output: Path) -> int:
 def check_whole(output: Path, replay: subprocess.Popen[str]) -> Results:
     _, errors = replay.communicate(timeout=400)
     assert replay.returncode == 0, errors
-    rows = read_run(output)
+    rows = Results.load(output)
     assert Counter(row.case for row in rows) == Counter(range(24)), errors
     assert {row.status for row in rows} == {"ok"}
     return rows

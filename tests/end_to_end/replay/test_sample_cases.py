@@ -10,8 +10,8 @@ import pytest
 from optional import optional
 from programs import refusal, run_command, run_python, succeed
 
+from opgrip.replay import Results
 from opgrip.replay.cases.sources.samples import sample_cases
-from opgrip.replay.reports.cells import load_results
 from opgrip.samples import samples
 
 FAST = ("--iterations", "1", "--warmup", "0")
@@ -20,7 +20,7 @@ FAST = ("--iterations", "1", "--warmup", "0")
 def rows_of(output: Path, *words: str, status: int = 0) -> pd.DataFrame:
     done = run_command("opreplay", *words, "-o", output)
     assert done.returncode == status, done.stderr
-    return load_results(output)
+    return Results.load(output).frame
 
 
 @pytest.mark.slow
@@ -74,7 +74,7 @@ def folder_of_samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_shipped_sample_has_a_name_that_no_folder_hides(folder_of_samples: Path) -> None:
     shipped = succeed("opreplay", "sample:nms", *FAST, "-o", "shipped.json", cwd=folder_of_samples)
     assert "folder" not in shipped.stderr
-    assert len(load_results(folder_of_samples / "shipped.json")) == len(samples()["nms"].configurations)
+    assert len(Results.load(folder_of_samples / "shipped.json")) == len(samples()["nms"].configurations)
 
 
 @pytest.mark.slow
@@ -82,7 +82,7 @@ def test_folder_that_hides_a_shipped_sample_is_reported(folder_of_samples: Path)
     local = succeed("opreplay", "samples/nms", *FAST, "-o", "local.json", cwd=folder_of_samples)
     notice = "opreplay: samples/nms is read as the local folder; the shipped sample of that name is sample:nms\n"
     assert notice in local.stderr
-    assert len(load_results(folder_of_samples / "local.json")) == 1
+    assert len(Results.load(folder_of_samples / "local.json")) == 1
 
 
 @pytest.mark.slow

@@ -15,10 +15,9 @@ from programs import refusal, run_command, succeed
 from several_traces import small_trace
 
 from opgrip.errors import UserError
-from opgrip.replay import compare, load_results, replay
+from opgrip.replay import Results, compare, replay
 from opgrip.replay.command.replay import SeveralReplays
 from opgrip.replay.command.trace_targets import TraceTarget, targets_of
-from opgrip.replay.outcome import read_run
 from opgrip.replay.reports.results_table import distinct_inputs
 from opgrip.replay.results.origins import Machine
 from opgrip.replay.results.results import Result
@@ -51,16 +50,16 @@ def results(folder: Path) -> Path:
 
 
 def test_each_row_names_its_trace_and_model(results: Path) -> None:
-    rows = load_results(results)
+    rows = Results.load(results).frame
     assert rows.groupby("trace", sort=False).size().to_dict() == {"net.predict": 2, "net.train": 2, "other.predict": 2}
     assert set(rows.loc[rows["model"] == "net", "run"]) == {"predict", "train"}
-    assert rows.attrs["traces"]["other.predict"]["model"] == "other"
+    assert Results.load(results).header["traces"]["other.predict"]["model"] == "other"
     assert not results.with_name("results.json.parts").exists()
 
 
 def test_equal_cases_of_several_traces_are_compared_by_trace(results: Path) -> None:
-    run = read_run(results)
-    assert len({row.identity for row in run}) == len(run)
+    run = Results.load(results)
+    assert len({row.identity_without() for row in run}) == len(run)
     comparison = compare(run, run)
     assert [(pair.base.trace, pair.new.trace) for pair in comparison.pairs if pair.base.trace != pair.new.trace] == []
     assert len(comparison.pairs) == 5
@@ -72,9 +71,9 @@ def test_unreadable_trace_loses_only_its_own_rows(folder: Path, tmp_path: Path) 
     output = tmp_path / "r.json"
     done = succeed("opreplay", broken, folder / "net.predict.jsonl", *FAST, "-o", output, cwd=tmp_path)
     assert "1 of 2 traces not replayed: broken" in done.stderr
-    rows = load_results(output)
+    rows = Results.load(output).frame
     assert set(rows["trace"]) == {"net.predict"}
-    assert "broken" in rows.attrs["traces"]["broken"]["problem"]
+    assert "broken" in Results.load(output).header["traces"]["broken"]["problem"]
     done = run_command("opreplay", broken, folder / "net.predict.jsonl", *FAST, "--strict", cwd=tmp_path)
     assert done.returncode == 1
 
@@ -132,6 +131,8 @@ def test_zoo_traces_are_selected_by_patterns() -> None:
     with pytest.raises(UserError, match="no trace of the zoo"):
         targets_of(["zoo:nothing-is-called-so"])
     assert targets_of(["trace:faster_rcnn"]) is None
+    with pytest.raises(UserError, match=r"sample:nms is a sample, .*: name several samples as sample:NAME,NAME"):
+        targets_of(["sample:nms", "sample:delta2bbox"])
 
 
 def test_traces_of_one_name_get_distinct_names(tmp_path: Path) -> None:
@@ -223,7 +224,7 @@ def test_append_adds_rows_with_the_facts_of_their_traces(tmp_path: Path) -> None
     (broken / "another.jsonl").write_text("{}\n")
     first = replay(broken, **QUICK, output=output)
     second = replay(own_folder(tmp_path / "a", 10), **QUICK, output=output, append=True)
-    whole = read_run(output)
+    whole = Results.load(output)
     assert [row.trace for row in whole] == ["broken", "a"]
     assert whole.header["traces"] == {**first.header["traces"], **second.header["traces"]}
     assert whole.header["traces"]["another"]["problem"]
@@ -243,7 +244,7 @@ def test_append_refuses_rows_that_exist(tmp_path: Path) -> None:
     assert not (tmp_path / "r.json.parts").exists()
     replay([one / "a.jsonl", other / "b.jsonl"], **QUICK, output=output, append=True)
     replay(one, **QUICK, threads=1, output=output, append=True)
-    whole = read_run(output)
+    whole = Results.load(output)
     assert [(row.trace, row.threads) for row in whole] == [("a", None), ("b", None), ("a", 1)]
     assert all("problem" not in about for about in whole.header["traces"].values())
     small_trace(one / "a.jsonl", (11,))

@@ -16,7 +16,7 @@ from programs import refusal, run_command, succeed
 from terminals import show
 
 from opgrip.capture import Capture
-from opgrip.replay import load_results
+from opgrip.replay import Results
 from opgrip.replay.analyses.speed_ups import print_points
 from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.cases.selection import Selection
@@ -172,7 +172,7 @@ def test_several_values_threads_and_caches_are_compared(tiny_trace: Path, tmp_pa
     points = ("--values", "recorded,random", "--threads", "1,2", "--cache", "warm,cold,program")
     done = succeed("opreplay", tiny_trace, *FAST, "--top", "2", *points, "-o", output)
     lines = done.stdout.splitlines()
-    rows = load_results(output)
+    rows = Results.load(output).frame
     assert len(rows) == 2 * 2 * 2 * 3
     first = (rows["values"] == "recorded") & (rows["threads"] == 1) & (rows["cache"] == "warm")
     assert rows[first]["ratio"].isna().all()
@@ -212,7 +212,7 @@ def test_single_times_are_stored_and_rates_use_the_median(tiny_trace: Path, tmp_
     output = tmp_path / f"results{suffix}"
     command = ("opreplay", tiny_trace, "--op", "aten.addmm*", "--cache", "warm", "--iterations", "5", "--warmup", "0")
     assert run_command(*command, "-o", output).returncode == 0
-    (_, row), *_ = load_results(output).iterrows()
+    (_, row), *_ = Results.load(output).frame.iterrows()
     assert len(row["times_us"]) == row["samples"] == 5
     assert row["mean_us"] == pytest.approx(sum(row["times_us"]) / 5, rel=1e-4)
     assert row["median_us"] == pytest.approx(sorted(row["times_us"])[2], rel=1e-4)

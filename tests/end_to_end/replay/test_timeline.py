@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from programs import refusal, succeed
 
-from opgrip.replay import load_results
+from opgrip.replay import Results
 from opgrip.replay.analyses.timeline import merged
 
 FAST = ("--top", "4", "--iterations", "2", "--warmup", "0")
@@ -29,7 +29,7 @@ def test_timeline_has_a_range_for_each_run_with_its_operators(tiny_trace: Path, 
     done = succeed("opreplay", tiny_trace, *FAST, "--op", "aten.*", "--mode", "jit", "--profile", "-o", output)
     assert f"{tmp_path}/out.timeline.json.gz" in done.stderr
     events = read(tmp_path / "out.timeline.json.gz")
-    rows = load_results(output)
+    rows = Results.load(output).frame
     rows = rows[rows["status"] == "ok"]
     assert set(rows["mode"]) == {"eager", "jit"}
     for row in rows.itertuples():

@@ -15,7 +15,7 @@ from programs import program_path, wait_for
 from simulation import on_simulator
 
 from opgrip.capture import Capture
-from opgrip.replay import load_results
+from opgrip.replay import Results
 from opgrip.replay.command.opreplay import main as opreplay
 
 BOTH = ("--device", "sim:0,sim:1")
@@ -38,7 +38,7 @@ def replay(trace: Path, *options: str) -> Any:
     for device in ("sim:0", "sim:1"):
         torch.ones(1, device=device)
     assert opreplay([str(trace), *FEW, *BOTH, "--op", "aten.[sc][io]*", "-o", str(output), *options]) == 0
-    return load_results(output)
+    return Results.load(output).frame
 
 
 @on_simulator(SIM_FAIL="aten::cos=device-side assert triggered", SIM_DURATIONS="aten::sin=50000")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -117,7 +118,7 @@ def test_part_of_a_million_cases_is_shown_listed_and_exported(tmp_path: Path) ->
     last = ("many.json", "--start", "999999")
     shown = run_command("opgrip", "trace", "info", *last, cwd=tmp_path)
     assert "1 of 1 operator" in shown.stdout, shown.stderr
-    succeed("opgrip", "trace", "export-case", *last, "0", "-o", "case.py", cwd=tmp_path)
+    succeed("opgrip", "trace", "export-case", *last, "999999", "-o", "case.py", cwd=tmp_path)
     assert "1000" in (tmp_path / "case.py").read_text()
 
 
@@ -258,3 +259,26 @@ def test_deep_modules_with_long_names_keep_the_timeline_small(tmp_path: Path) ->
     calls = Calls(0, [0] * 100, [0, 1] * 50, list(range(0, 1000, 10)), [5] * 100)
     path = write(tmp_path / "t.jsonl", [*scopes, signature, calls, End(100, 1, 1000)])
     assert sum(map(len, timeline_lines(load(path)))) < 4 << 20
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (("trace", "info", "--json"), '{"op":"aten.mm.default","calls":3,"signatures":1,"share":1.0}'),
+        (("longtail",), "saves an unknown time, because there are no recorded times"),
+        (("trace", "timeline"), "ops.txt has no times"),
+        (("trace", "diff", "ops.txt"), "100.0%           -   aten.mm.default"),
+        (("corpus",), "3            1    -"),
+        (("candidate", "init", "aten.mm.default"), "-       3           -  float32[8,8], float32[8,8]"),
+    ],
+)
+def test_unknown_times_are_not_printed_as_zero(words: tuple[str, ...], shown: str, tmp_path: Path) -> None:
+    line = "Operator: aten.mm.default\ncnt: {}, ((T([8, 8], f32), T([8, 8], f32)), {{}})\n"
+    (tmp_path / "ops.txt").write_text(line.format(3))
+    if "diff" in words:
+        (tmp_path / "other.txt").write_text(line.format(4))
+    output = ("-o", "c.py") if words[0] == "candidate" else ()
+    done = run_command("opgrip", *words, "other.txt" if "diff" in words else "ops.txt", *output, cwd=tmp_path)
+    text = (tmp_path / "c.py").read_text() if output else done.stdout + done.stderr
+    assert shown in text, text
+    assert not re.search(r"\b0\.00? ?(ms|us|MB|%)", text)

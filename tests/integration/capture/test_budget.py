@@ -15,6 +15,7 @@ from programs import run_command
 from torch import nn
 
 from opgrip.capture import Capture
+from opgrip.capture.command.opcapture import closing_lines
 from opgrip.capture.on_demand.protocol import RecordingRequest
 from opgrip.capture.on_demand.session import RecordingSession
 from opgrip.capture.on_demand.settings import AgentSettings
@@ -76,6 +77,7 @@ def test_capture_over_budget_omits_whole_steps_and_reports_it(tmp_path: Path, sp
     trace = load(path, partial=False)
     assert trace.end is not None
     assert trace.end.thinned == {"steps": 1}
+    assert "1 step left out, to take at most 0.1 of the time" in closing_lines(capture)
     assert list(trace.calls["op"]).count("aten.relu.default") == 5
     shown = run_command("opgrip", "trace", "info", path)
     assert "steps 1 time, due to --max-overhead" in " ".join(shown.stdout.split())

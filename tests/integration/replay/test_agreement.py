@@ -15,7 +15,7 @@ from programs import run_command, succeed
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from opgrip.replay import load_results
+from opgrip.replay import Results
 from opgrip.replay.operators.admission import Unsupported
 from opgrip.replay.operators.agreement import CHECKS, REVIEWED, check_agreement, check_graph, check_parts
 from opgrip.replay.operators.agreement.indices import bound_indices, bounded_arguments, bounding, check_indices
@@ -582,7 +582,7 @@ def test_out_of_bounds_values_of_a_case_are_clamped(tmp_path: Path) -> None:
     )
     output = tmp_path / "r.json"
     succeed("opreplay", path, "--iterations", "2", "-o", output, cwd=tmp_path)
-    assert load_results(output)["status"].tolist() == ["ok"]
+    assert Results.load(output).frame["status"].tolist() == ["ok"]
 
 
 X, ROWS, HALVES, PAIRS = float_spec(4, values=0), spec(torch.int64, 4, 1), float_spec(4, 1), float_spec(6)
@@ -617,9 +617,9 @@ def test_later_runs_of_a_unit_do_not_read_beyond_tensors_whose_sizes_changed(
 ) -> None:
     path, output = trace_of(tmp_path / "t.jsonl", calls, Values(0, Constant(1.0))), tmp_path / "r.json"
     run_command("opreplay", path, "--unit", "module", "--iterations", "2", "-o", output, cwd=tmp_path)
-    (row,) = load_results(output).to_dict("records")
-    assert row["status"] == "unsupported"
-    assert re.search(reason, row["error"])
+    (row,) = Results.load(output)
+    assert row.status == "unsupported"
+    assert re.search(reason, str(row.error))
 
 
 def test_view_beyond_its_memory_is_refused_in_a_unit(tmp_path: Path) -> None:
@@ -634,6 +634,6 @@ def test_view_beyond_its_memory_is_refused_in_a_unit(tmp_path: Path) -> None:
     output = tmp_path / "r.json"
     done = run_command("opreplay", path, "--unit", "module", "--iterations", "2", "-o", output, cwd=tmp_path)
     assert done.returncode == 1, done.stderr
-    (row,) = load_results(output).to_dict("records")
+    (row,) = Results.load(output).frame.to_dict("records")
     assert row["status"] == "unsupported"
     assert "is for torch's own compilers" in row["error"]

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from opgrip.errors import ExistingFileError
-from opgrip.replay import benchmark, load_results
+from opgrip.replay import Results, benchmark
 from opgrip.traces import UserError
 
 FAST = {"iterations": 3, "warmup": 0}
@@ -42,6 +42,8 @@ def test_operator_is_timed_on_shapes_with_its_gradients() -> None:
         ("torch.add", "input=float32[2] other=1", "backward", "ok"),
     ]
     assert all(row.median_us for row in results)
+    # nothing was captured
+    assert {(row.captured_us, row.captured_total_us, row.share) for row in results} == {(None, None, None)}
     (repeated,) = benchmark(torch.add, [[(8, 4), (8, 4)]], repeats=2, **FAST)
     assert repeated.repeats == [3, 3]
     assert repr(results) == "<Results: 2 cases in 4 rows: 4 ok>"
@@ -143,7 +145,7 @@ def test_functions_of_one_name_have_separate_printed_rows(tmp_path: Path) -> Non
     *_, reason, summary = str(results).splitlines()
     assert reason.startswith(f"{__name__}.<lambda> (2): wrong: output 0: 3 of 3 elements differ")
     assert summary == repr(results) == "<Results: 3 cases: 2 ok, 1 wrong>"
-    assert load_results(output)["ratio"].notna().sum() == 1
+    assert Results.load(output).frame["ratio"].notna().sum() == 1
     with pytest.raises(ExistingFileError, match=r"exists: choose another name, or replace it with force=True"):
         benchmark(torch.neg, [[(3,)]], output=output, **FAST)
 
@@ -169,3 +171,24 @@ def test_options_of_replay_are_refused_by_benchmark() -> None:
         benchmark(torch.neg, [[(3,)]], profile=True)
     with pytest.raises(UserError, match="unknown mode 'quick'"):
         benchmark(torch.neg, [[(3,)]], mode="quick")
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"rtol": 0.1}, "nothing is compared"),
+        ({"atol": 0.1}, "nothing is compared"),
+        ({"force": True}, "no output is written"),
+        ({"clock_warmup": 2}, "the clock of cpu is not raised"),
+        ({"precision": 0.1}, "iterations is given"),
+        ({"cache": "program,warm"}, "a function follows no calls"),
+        ({"exec_mode": "events"}, "needs the clock of a GPU"),
+        ({"tuner": "evolutionary"}, "tuner= needs tune="),
+        ({"tune": 4}, "these modes cannot search"),
+    ],
+)
+def test_options_without_effect_are_refused_by_benchmark(options: dict[str, Any], reason: str) -> None:
+    with pytest.raises(UserError, match=reason):
+        benchmark(torch.neg, [[(3,)]], **FAST, **options)
+    if {"rtol", "atol"} & options.keys():
+        benchmark([torch.neg, torch.neg], [[(3,)]], **FAST, **options)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from opgrip.replay import Results, load_results
+from opgrip.replay import Results
 from opgrip.replay.analyses.nsys import NsysColumns
 from opgrip.replay.replay_options import request_with
-from opgrip.replay.reports.cells import all_columns, read_results
+from opgrip.replay.reports.cells import all_columns, read_frame
 from opgrip.replay.results.results import Result
 from opgrip.replay.run.request import identity
 from opgrip.traces import UserError
@@ -24,8 +24,8 @@ def test_files_and_frames_have_all_columns_in_order_and_round_trip(tmp_path: Pat
     results.save(tmp_path / f"out{suffix}")
     names = [about.name for about in all_columns()]
     assert names[:3] == ["case", "op", "shapes"]
-    assert list(load_results(tmp_path / f"out{suffix}").columns) == list(results.frame.columns) == names
-    first, second = read_results(tmp_path / f"out{suffix}")
+    assert list(read_frame(tmp_path / f"out{suffix}").columns) == list(results.frame.columns) == names
+    first, second = Results.load(tmp_path / f"out{suffix}")
     assert (NsysColumns.of(first), NsysColumns.of(second)) == (NsysColumns(nsys_us=2.0, nsys_runs=4), NsysColumns())
     assert type(NsysColumns.of(first).nsys_runs) is int
     assert (first.case, first.flops, second.threads) == (3, 16, None)

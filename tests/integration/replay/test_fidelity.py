@@ -16,7 +16,7 @@ from programs import succeed
 from opgrip.capture import Capture
 from opgrip.replay import replay
 from opgrip.replay.cases.cases import Case, make_cases
-from opgrip.replay.outcome import read_run
+from opgrip.replay.outcome import Results
 from opgrip.replay.reports.results_table import MEANINGS
 from opgrip.replay.results.fidelity import with_doubts
 from opgrip.traces import Trace, load
@@ -24,7 +24,7 @@ from opgrip.traces import Trace, load
 
 def test_replay_ends_with_its_error_if_the_trace_is_of_this_machine(tiny_trace: Path, tmp_path: Path) -> None:
     done = succeed("opreplay", tiny_trace, "--top", 3, "--mode", "eager,jit", "-o", tmp_path / "r.json")
-    run = read_run(tmp_path / "r.json")
+    run = Results.load(tmp_path / "r.json")
     rows = [row for row in run if row.mode == "eager" and row.status == "ok"]
     if not rows:
         pytest.skip("other processes used the cores")

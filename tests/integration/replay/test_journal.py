@@ -15,8 +15,7 @@ from made_runs import make_row
 from programs import run_command, run_python
 
 from opgrip.errors import UserError
-from opgrip.replay import load_results
-from opgrip.replay.outcome import Results
+from opgrip.replay import Results
 from opgrip.replay.replay_options import request_with
 from opgrip.replay.reports.cells import read_completed
 from opgrip.replay.run.request import RunRequest, identity
@@ -123,4 +122,4 @@ def test_full_disk_keeps_the_journal_and_prints_how_to_resume(tmp_path: Path, ti
     assert error == "opreplay: error: r.json cannot be written: file too large"
     assert not (tmp_path / "r.json").exists()
     assert run_command("opreplay", *words, "--resume", cwd=tmp_path).returncode == 0
-    assert len(load_results(tmp_path / "r.json")) == 8
+    assert len(Results.load(tmp_path / "r.json")) == 8

@@ -19,7 +19,7 @@ from outside import with_package
 from programs import refusal, run_command
 
 from opgrip.capture import Capture
-from opgrip.replay import load_results
+from opgrip.replay import Results
 from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.cases.unused_results import with_weights
 from opgrip.replay.results.results import Result
@@ -63,7 +63,7 @@ def replayed(
     output = folder / "results.json"
     done = run_command("opreplay", trace, *FAST, *options, "-o", output, "-f", env=environment)
     assert done.returncode == status, done.stderr
-    return load_results(output), done
+    return Results.load(output).frame, done
 
 
 def rows_of(rows: pd.DataFrame, mode: str) -> pd.DataFrame:

@@ -20,7 +20,7 @@ import pytest
 from programs import refusal, run_command, succeed
 
 from opgrip.errors import UserError
-from opgrip.replay import load_results
+from opgrip.replay import Results
 from opgrip.replay.analyses.ncu.ncu import (
     BASIC,
     DURATION,
@@ -134,7 +134,7 @@ def table(kernels: list[tuple[str, str, float]]) -> str:
 def rows(tiny_trace: Path, tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
     output = tmp_path_factory.mktemp("rows") / "rows.json"
     succeed("opreplay", tiny_trace, *FAST, "-o", output)
-    table = load_results(output)
+    table = Results.load(output).frame
     return table[table["status"] == "ok"]
 
 
@@ -146,7 +146,7 @@ def stand_in(rows: pd.DataFrame, tmp_path: Path) -> StandIn:
 def test_rows_have_the_ncu_measurements_of_their_kernels(stand_in: StandIn, tiny_trace: Path, tmp_path: Path) -> None:
     done = stand_in.replay(tiny_trace, tmp_path / "out.json", "--ncu-iterations", "2")
     assert done.returncode == 0, done.stderr
-    table = load_results(tmp_path / "out.json")
+    table = Results.load(tmp_path / "out.json").frame
     table = table[table["status"] == "ok"]
     assert set(table["ncu_kernels"]) == {"gemm x0.5; add x0.5"}
     assert set(table["ncu_launches"]) == {1.0}
@@ -191,7 +191,7 @@ def test_failed_ncu_batch_loses_only_itself_and_resume_reruns_it(
     assert done.returncode == 0, done.stderr
     calls = stand_in.calls()
     lost = next(call["cases"] for call in calls if dead in call["cases"])  # type: ignore[operator]
-    table = load_results(output).set_index("case")
+    table = Results.load(output).frame.set_index("case")
     seen = table.loc[list(rows["case"]), "ncu_us"]
     assert set(seen.index[seen.isna()]) == set(lost)  # type: ignore[call-overload]
     assert f"batch 2 of {len(calls)}, 3 cases" in done.stderr
@@ -202,7 +202,7 @@ def test_failed_ncu_batch_loses_only_itself_and_resume_reruns_it(
     assert again.returncode == 0, again.stderr
     assert "replaying 0 cases" in again.stderr
     assert [call["cases"] for call in stand_in.calls()[len(calls) :]] == [lost]
-    table = load_results(output).set_index("case")
+    table = Results.load(output).frame.set_index("case")
     assert table.loc[list(rows["case"]), "ncu_us"].notna().all()
     assert not list(tmp_path.glob("*journal"))
 
@@ -231,7 +231,7 @@ def test_default_metric_that_a_chip_lacks_is_left_out(stand_in: StandIn, tiny_tr
     assert [line for line in done.stderr.splitlines() if "is left out" in line] == [
         f"opreplay: metric {name} is left out, because this GPU does not have it" for name in (tensor, memory)
     ]
-    table = load_results(tmp_path / "out.json")
+    table = Results.load(tmp_path / "out.json").frame
     table = table[table["status"] == "ok"]
     assert set(table["ncu_us"]) == {4.0}
     # batches after the first request only available metrics

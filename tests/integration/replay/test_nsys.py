@@ -16,6 +16,7 @@ from optional import needs
 from programs import refusal, succeed
 
 from opgrip.errors import UserError
+from opgrip.replay import Results
 from opgrip.replay.analyses import nsys
 from opgrip.replay.analyses.nsys import (
     Nsys,
@@ -27,7 +28,6 @@ from opgrip.replay.analyses.nsys import (
 )
 from opgrip.replay.analyses.profiler_programs import arguments_in, merged_arguments
 from opgrip.replay.replay_options import request_with
-from opgrip.replay.reports.cells import load_results
 from opgrip.replay.results.results import OK, Result
 from opgrip.replay.timing.ranges import BEFORE, DROPPED, READY
 
@@ -46,7 +46,7 @@ def test_every_case_has_ranges_and_nsys_times_agree_with_ours(detector_trace: Pa
     done = succeed("opreplay", detector_trace, "--top", CASES, "--nsys", "--cache", "warm", "-o", output)
     assert (tmp_path / "rows.nsys-rep").stat().st_size > 0
     assert "nsys recorded nothing" not in done.stderr
-    rows = load_results(output)
+    rows = Results.load(output).frame
     assert len(rows) == CASES
     assert rows["nsys_runs"].eq(10).all()
     slow = rows[rows["nsys_own_us"] > 100]

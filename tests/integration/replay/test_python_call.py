@@ -11,7 +11,7 @@ from programs import run_python, succeed
 
 import opgrip
 from opgrip.cli.options import arguments_of
-from opgrip.replay import Results, load_results, replay
+from opgrip.replay import Results, replay
 from opgrip.replay.replay_options import make_parser
 from opgrip.traces import UserError
 
@@ -28,7 +28,15 @@ def test_replay_function_and_opreplay_return_the_same_rows(results: Results, tin
     options = ("--mode", "eager,jit", "--op", OPS[0], "--op", OPS[1], "--iterations", 1, "--warmup", 0)
     succeed("opreplay", tiny_trace, *options, "-o", tmp_path / "r.json")
     same = ["case", "op", "shapes", "count", "mode", "status", "method", "cache"]
-    assert results.frame[same].to_dict("records") == load_results(tmp_path / "r.json")[same].to_dict("records")
+    assert results.frame[same].to_dict("records") == Results.load(tmp_path / "r.json").frame[same].to_dict("records")
+
+
+def test_appended_cases_have_numbers_of_their_own(tmp_path: Path) -> None:
+    output = tmp_path / "r.csv"
+    for op in ("aten.neg", "aten.abs", "aten.neg", "aten.abs"):
+        replay(operator=op, inputs={"self": (4,)}, output=output, append=True, **FAST)
+    rows = [(row.case, row.op) for row in Results.load(output)]
+    assert rows == [(0, "aten.neg.default"), (1, "aten.abs.default")] * 2
 
 
 def test_results_and_traces_are_loaded_compared_and_filtered(
@@ -59,7 +67,7 @@ def test_results_have_a_summary_and_are_saved(results: Results, tmp_path: Path) 
     assert results._repr_html_().count("<tr") == 5
     assert [row.mode for row in results] == ["eager", "jit"] * 2
     results.save(tmp_path / "r.json")
-    assert len(load_results(tmp_path / "r.json")) == len(results)
+    assert len(Results.load(tmp_path / "r.json")) == len(results)
     with pytest.raises(FileExistsError, match="force="):
         results.save(tmp_path / "r.json")
     results.save(tmp_path / "r.json", force=True)

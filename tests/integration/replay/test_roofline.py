@@ -21,7 +21,7 @@ from opgrip.display.figures import write_figure
 from opgrip.errors import UserError
 from opgrip.platform.peaks import TF32, Level, Peaks, from_json, keep, peaks_path, read_cached_peaks, to_json
 from opgrip.platform.precisions import is_tf32
-from opgrip.replay import load_results
+from opgrip.replay import Results
 from opgrip.replay.analyses.roofline import BOUNDS, LimitColumns, dtype_of, limit_of, measuring, nearness, with_limits
 from opgrip.replay.analyses.roofline.drawing import draw
 from opgrip.replay.cases.cases import Case
@@ -231,7 +231,7 @@ def test_rows_have_their_limits_and_bounds(detector_trace: Path, tmp_path: Path,
     output = tmp_path / "rows.json"
     words = ("--unit", "module", "--module", "backbone.*", "--top", "2", "--roofline", "-o", output)
     succeed("opreplay", detector_trace, *FAST, *words, env=measured)
-    rows = load_results(output)
+    rows = Results.load(output).frame
     assert rows["operators"].max() > 1
     assert (rows["flops"] > 0).all()
     assert rows["bound"].isin(BOUNDS).all()

@@ -31,7 +31,7 @@ from opgrip.platform.sandbox import (
     check_bubblewrap,
     run_program,
 )
-from opgrip.replay import load_results
+from opgrip.replay import Results
 from opgrip.replay.command.opreplay import main
 
 SECOND_NS = 10**9
@@ -271,7 +271,7 @@ def test_opreplay_in_the_sandbox_measures_as_outside(
     few = () if "--sequence" in options else ("--top", "2", "--warmup", "0")
     words = [tiny_trace, *few, "--iterations", "2", *options, "-o", tmp_path / "r.json"]
     succeed("opreplay", *words, "--sandbox")
-    assert {*load_results(tmp_path / "r.json")["status"]} <= {"ok", "contended"}
+    assert {*Results.load(tmp_path / "r.json").frame["status"]} <= {"ok", "contended"}
 
 
 @pytest.mark.parametrize(

@@ -19,13 +19,12 @@ from programs import succeed
 
 from opgrip.capture import Capture
 from opgrip.errors import UserError
-from opgrip.replay import load_results
+from opgrip.replay import Results
 from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.command.replay import replay
 from opgrip.replay.inputs.inputs import device_map
 from opgrip.replay.modes import Mode, ModeOptions, Program, Task, modes
 from opgrip.replay.operators.lookup import Unsupported
-from opgrip.replay.outcome import Results
 from opgrip.replay.replay_options import request_with
 from opgrip.replay.reports.step_report import print_sequence
 from opgrip.replay.results.results import OK, SKIPPED, UNSUPPORTED, WRONG, Result
@@ -161,7 +160,7 @@ def test_rows_of_a_sequence_are_written_in_every_format(results: Results, tmp_pa
     stored = json.loads((tmp_path / "r.json").read_text())
     assert stored["sequence"]["replayed_ms"] == results.header["sequence"]["replayed_ms"]
     for suffix in (".json", ".csv"):
-        assert load_results(tmp_path / f"r{suffix}")["case"].tolist() == [row.case for row in results]
+        assert Results.load(tmp_path / f"r{suffix}").frame["case"].tolist() == [row.case for row in results]
     lines = (tmp_path / "r.md").read_text().splitlines()
     assert sum(line.startswith("| ") for line in lines) == 2 + len(results)
     (totals,) = (line for line in lines if line.startswith("the whole step: "))
@@ -179,7 +178,7 @@ def test_opreplay_shows_and_writes_the_most_expensive_rows(tiny_trace: Path, tmp
     assert sum("%" in line.split(maxsplit=1)[0] for line in lines if line) == 3
     calls = len(load(tiny_trace).own_calls)
     assert lines[0].startswith(f"calls    {calls}: {calls} replayed")
-    assert len(load_results(output)) == 3
+    assert len(Results.load(output)) == 3
 
 
 def test_rows_report_calls_that_were_substituted_or_skipped(odd: tuple[Trace, SequenceResult]) -> None:

@@ -16,9 +16,9 @@ from programs import run_command, succeed
 from several_traces import small_trace
 
 from opgrip.errors import UserError
-from opgrip.replay import load_results
+from opgrip.replay import Results
 from opgrip.replay.comparison.results_store import merge_runs, missing_shards
-from opgrip.replay.outcome import Results, read_run, write_results
+from opgrip.replay.outcome import write_results
 from opgrip.replay.replay_options import request_with
 from opgrip.replay.results.origins import Machine
 from opgrip.replay.run.request import (
@@ -153,21 +153,21 @@ def comparable(rows: Results) -> list[tuple[object, ...]]:
 def test_merged_shards_of_several_traces_equal_one_replay(folder: Path, tmp_path: Path) -> None:
     options = ["--iterations", "2", "--warmup", "0", "--cache", "warm", "-o"]
     assert run_command("opreplay", folder, *options, "whole.json", cwd=tmp_path).returncode == 0
-    whole = read_run(tmp_path / "whole.json")
+    whole = Results.load(tmp_path / "whole.json")
     for number in (1, 2):
         succeed("opreplay", folder, *options, "p-{shard}.json", "--shard", f"{number}/2", cwd=tmp_path)
     files = sorted(tmp_path.glob("p-*.json"))
     assert [file.name for file in files] == ["p-1-of-2.json", "p-2-of-2.json"]
     done = run_command("opgrip", "results", "merge", *files[1:], "-o", "part.json", cwd=tmp_path)
     assert done.stderr.splitlines()[-1] == "opgrip results merge: 1 shard missing: 1"
-    assert missing_shards(read_run(tmp_path / "part.json").header) == [1]
+    assert missing_shards(Results.load(tmp_path / "part.json").header) == [1]
     done = succeed("opgrip", "results", "merge", "part.json", files[0], "-o", "all.json", cwd=tmp_path)
     assert "missing" not in done.stderr
-    merged = read_run(tmp_path / "all.json")
+    merged = Results.load(tmp_path / "all.json")
     assert comparable(merged) == comparable(whole)
     assert merged.header["trace_hash"] == whole.header["trace_hash"]
     assert missing_shards(merged.header) == []
-    frame = load_results(tmp_path / "all.json")
+    frame = Results.load(tmp_path / "all.json").frame
     assert frame["machine"].notna().all()
     assert list(frame["machine_kind"].unique()) == list(merged.header["machines"].values())
 
@@ -200,4 +200,4 @@ def test_shards_of_one_machine_kind_merge_and_of_two_kinds_do_not(tmp_path: Path
     with pytest.raises(UserError, match="the files are from replays that were split differently, into 2 and 3 shards"):
         merge_runs([one, Results(other.rows, {**other.header, "shard": "2/3"})])
     write_results(merged.rows, merged.header, tmp_path / "m.json", force=False)
-    assert read_run(tmp_path / "m.json").header["machines"] == {"a": "a processor", "b": "a processor"}
+    assert Results.load(tmp_path / "m.json").header["machines"] == {"a": "a processor", "b": "a processor"}

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 from opgrip.capture import Capture
 from opgrip.errors import UserError
+from opgrip.replay import Results
 from opgrip.replay.cases.cases import Case, Selection
 from opgrip.replay.cases.selection import FUNCTION, MODULE
 from opgrip.replay.cases.subgraphs import UNIT, make_units
 from opgrip.replay.inputs.inputs import Inputs
 from opgrip.replay.operators.lookup import Unsupported
-from opgrip.replay.reports.cells import load_results
 from opgrip.replay.results.results import Result
 from opgrip.replay.run.workload import Workload
 from opgrip.traces import Trace, load
@@ -399,4 +399,4 @@ def test_opreplay_replays_units(tiny_trace: Path, tmp_path: Path) -> None:
     path = tmp_path / "r.json"
     few = ("--iterations", 1, "--warmup", 0, "--cache", "warm")
     succeed("opreplay", tiny_trace, "--unit", "module", "--module", "features.0", *few, "-o", path)
-    assert set(load_results(path)["op"]) == {"features.0 (Conv2d)", "features.0 (Conv2d) backward"}
+    assert set(Results.load(path).frame["op"]) == {"features.0 (Conv2d)", "features.0 (Conv2d) backward"}

@@ -14,7 +14,7 @@ from settings import settings_of
 from simulation import on_simulator
 
 from opgrip.capture import Capture
-from opgrip.replay import load_results
+from opgrip.replay import Results
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.functions import function_case
 from opgrip.replay.command.opreplay import main as opreplay
@@ -106,7 +106,7 @@ def test_device_assert_loses_one_row(tmp_path: Path) -> None:
         torch.ones(3).sin()
     few = ("--iterations", "2", "--warmup", "0", "--cache", "warm", "--clock-warmup", "0")
     assert opreplay([str(trace), "--device", "sim:1", "--op", "aten.[cs][oi]*", *few, "-o", str(output)]) == 0
-    rows = load_results(output).set_index("op")
+    rows = Results.load(output).frame.set_index("op")
     assert rows["status"].to_dict() == {"aten.cos.default": FAILED, "aten.sin.default": OK}
     assert rows.loc["aten.cos.default", "error"] == f"it made the device unusable: SIM error: {ASSERT}"
 

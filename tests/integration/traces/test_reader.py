@@ -265,6 +265,8 @@ def test_file_gets_its_name_when_it_is_complete(tmp_path: Path) -> None:
     assert not path.exists()
     (partial,) = tmp_path.glob("t.part*.jsonl")
     assert len(list(read(partial))) == 2
+    with pytest.raises(UserError, match=f"but {partial} holds calls of a program that was killed: .* --partial"):
+        load(path)
     writer.close()
     assert path.exists()
     assert not list(tmp_path.glob("t.part*"))

@@ -285,6 +285,9 @@ def test_exported_module_is_compiled_by_its_file(branch_trace: Path, tmp_path: P
     assert "from its " in done.stderr
     lines = run_python("repro.py", "--repeats", "3", cwd=tmp_path, status=0).stdout.splitlines()
     assert [line.partition(" median")[0] for line in lines[-2:]] == ["eager:", "compile:aot_eager:"]
+    if not torch.cuda.is_available():
+        done = run_python("repro.py", "--device", "cuda:0", cwd=tmp_path, status=1)
+        assert done.stderr == "cuda:0 is not available here: choose another with --device, such as cpu\n"
 
 
 def test_argument_name_of_a_module_call_is_never_code(branch_trace: Path) -> None:

@@ -274,9 +274,8 @@ def run_pasted(pasted: Pasted, folder: Path, cache: Path) -> str:
     """Run a command in `folder`, and return a description of its failure, or an empty text."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     env = {**os.environ, "PATH": path, "OPGRIP_CACHE": str(cache)}
-    # the commands keep their runs in the user's folder, which is empty before a page
-    env.pop("OPGRIP_STORE", None)
-    env["XDG_DATA_HOME"] = str(folder / ".data")
+    # the folder of runs that a page tells the reader to set; it is empty before a page
+    env["OPGRIP_STORE"] = str(folder / ".runs")
     done = run_line(quick_command(pasted), folder, env)
     if pasted.command.startswith(MEASURED):
         return "" if done.returncode in {0, 1, 3} else f"line {pasted.line}: {pasted.command}\n{done.stdout[-2000:]}"

@@ -12,7 +12,7 @@ from several_traces import small_trace
 
 from opgrip.errors import UserError
 from opgrip.replay.command.opreplay import main
-from opgrip.replay.outcome import read_run
+from opgrip.replay.outcome import Results
 from opgrip.replay.results.origins import Machine
 from opgrip.replay.results.results import Result
 from opgrip.replay.run.measure import CachedRows
@@ -93,11 +93,11 @@ def test_lost_engine_ends_the_run_and_resume_continues_it(
     assert not output.exists()
     assert [*kept(output)] == ["000-a.json", "001-b.json.journal", "about.json"]
     part = output.parent / "r.json.parts" / "000-a.json"
-    times = [row.times_us for row in read_run(part)]
+    times = [row.times_us for row in Results.load(part)]
     engine = Elsewhere()
     assert run(engine, "--resume") == 0
     assert ALL - engine.cases == 3
-    rows = read_run(output)
+    rows = Results.load(output)
     assert [row.trace for row in rows] == ["a", "a", "b", "b", "b", "c"]
     assert [row.times_us for row in rows if row.trace == "a"] == times
     assert all("problem" not in about for about in rows.header["traces"].values())
@@ -131,7 +131,7 @@ def test_resume_refuses_rows_of_another_machine_kind(
     assert capsys.readouterr().err.endswith(f"opreplay: error: {problem}: {hint}\n")
     assert (kept(output), output.exists()) == (before, False)
     assert run(Elsewhere(), "--resume") == 0
-    assert {row.added["machine_kind"] for row in read_run(output)} == {"big"}
+    assert {row.added["machine_kind"] for row in Results.load(output)} == {"big"}
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -79,6 +80,10 @@ def test_existing_private_names_are_used_and_missing_ones_replaced() -> None:
         (
             "Could not run 'aten::nms' with arguments from the 'MPS' backend. This could be because ...",
             "aten::nms has no kernel for MPS",
+        ),
+        (
+            f"not {torch.ones(2, 2, dtype=torch.half)}, {torch.tensor(3.0)!r} or {np.ones(3)!r}: give the tensor(s)",
+            "RuntimeError: not tensor(...), tensor(...) or array(...): give the tensor(s)",
         ),
         ("mat1 and mat2\nshapes " + "x" * 500, "RuntimeError: mat1 and mat2 shapes " + "x" * 500),
     ],

@@ -31,7 +31,7 @@ function overview() {
     const counts = [...counted(rows, "status", statuses), ...(doubtful.length ? [`of these ${doubtful.join(" and ")}`] : [])];
     const facts = Object.fromEntries(run.facts);
     return [run.name, facts.trace, facts["environment, machine"], facts.device, facts.torch, rows.length, counts.join(", "),
-      duration(total(rows.filter((row) => cell("mode", row) === modes[0] && !cell("again", row))))];
+      duration(total(rows.filter((row) => cell("mode", row) === modes[0] && !cell("again", row))) || null)];
   });
   const parts = [heading(data.title)];
   if (runs.length) {
@@ -40,7 +40,7 @@ function overview() {
     parts.push(plainTable(["run", "trace", "machine", "device", "torch", "rows", "status", `all calls, ${modes[0]}`], runs, "Runs"));
     parts.push(...timeViews());
   }
-  for (const trace of data.traces) parts.push(...stackView(trace));
+  for (const trace of data.traces) if (trace.lines.some((line) => line[3] > 0)) parts.push(...stackView(trace));
   return parts;
 }
 
@@ -60,7 +60,8 @@ function answers() {
     if (status !== "ok") found.push([statusClass(status), "#/failures", `${count} ${count === 1 ? "row" : "rows"} ${status}`]);
   }
   const replayed = total(capturedRows(), "share");
-  if (replayed && replayed < 0.995) found.push(["status-doubtful", "#/cases", `only ${percent(replayed, 1)} of the captured time was replayed`]);
+  const whole = total(capturedRows(), "captured_us") ? "captured time" : "estimated work";
+  if (replayed && replayed < 0.995) found.push(["status-doubtful", "#/cases", `only ${percent(replayed, 1)} of the ${whole} was replayed`]);
   const styles = ["status-bad", "status-doubtful", "status-ok"];
   return found.sort(([one], [other]) => styles.indexOf(one) - styles.indexOf(other));
 }

@@ -239,11 +239,12 @@ MOST_OMITTED = 5  # maximum number of functions that are printed as left out
 def print_longtail(longtail: LongTail, top: int, file: IO[str]) -> None:
     ranked = longtail.functions
     saving = sum(item.saving_ns for item in ranked)
+    speeds = " or ".join(f"{speed / 1e9:,.1f}" for speed in longtail.bandwidths)
+    most = f"{saving / 1e6:,.1f} of {longtail.wall_ns / 1e6:,.1f} ms, if memory moves {speeds} GB/s"
     head = (
         f"{counted(len(ranked), 'long-tail function')} in {counted(longtail.traces, 'trace')} of "
-        f"{counted(longtail.launches, 'call')}: one kernel in place of each saves at most {saving / 1e6:,.1f} of "
-        f"{longtail.wall_ns / 1e6:,.1f} ms, if memory moves "
-        f"{' or '.join(f'{speed / 1e9:,.1f}' for speed in longtail.bandwidths)} GB/s"
+        f"{counted(longtail.launches, 'call')}: one kernel in place of each saves "
+        f"{f'at most {most}' if longtail.wall_ns else 'an unknown time, because there are no recorded times'}"
     )
     print_line(head, file)
     if longtail.device_launches:

@@ -213,9 +213,11 @@ def read(file: ForeignFile) -> Iterator[Record]:
         calls += case.input.repeats * len(case_calls)
         if (weight > MOST_VALUES or calls > MOST_CALLS) and not file.unbounded:
             raise file.refusal(f"its cases have more than {MOST_VALUES:,} arguments, or {MOST_CALLS:,} calls")
-        for call in case_calls:
+        for place, call in enumerate(case_calls):
             scope = Scope(0, call.module, call.module_type, "forward")
-            builder.add_call(call.op, call.args, call.kwargs, count=case.input.repeats, scope=scope)
+            # the number does not depend on which cases are read
+            number = index + place * cases.count
+            builder.add_call(call.op, call.args, call.kwargs, count=case.input.repeats, scope=scope, number=number)
         yield from builder.ready()
     yield from builder.end()
 

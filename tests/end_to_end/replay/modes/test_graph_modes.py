@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from programs import refusal, run_command
 
-from opgrip.replay import load_results
+from opgrip.replay import Results
 
 GRAPH = ("--exec-mode", "graph")
 
@@ -38,7 +38,7 @@ def test_row_explains_that_graph_modes_need_a_gpu(tiny_trace: Path, tmp_path: Pa
     done = run_command("opreplay", tiny_trace, *modes, "-o", output)
     assert done.returncode == 1, done.stderr
     assert "nothing ran with --mode reduce-overhead: " in done.stderr
-    rows = load_results(output).set_index("mode")
+    rows = Results.load(output).frame.set_index("mode")
     assert rows.loc["reduce-overhead", "status"] == rows.loc["cudagraph", "status"] == "unsupported"
     message = "it needs CUDA graphs, which cpu does not support: use compile"
     assert rows.loc["reduce-overhead", "error"] == message
@@ -52,6 +52,6 @@ def test_graph_mode_is_refused_with_several_streams(tiny_trace: Path, tmp_path: 
     done = run_command("opreplay", tiny_trace, *several, "-o", output)
     assert done.returncode == 1, done.stderr
     assert "nothing ran with --mode reduce-overhead: " in done.stderr
-    row = load_results(output).set_index("mode").loc["reduce-overhead"]
+    row = Results.load(output).frame.set_index("mode").loc["reduce-overhead"]
     assert row["status"] == "unsupported"
     assert row["error"] == "reduce-overhead replays CUDA graphs in one thread: remove --streams"

@@ -18,7 +18,7 @@ from opgrip.replay.command.trace_replay import repeat
 from opgrip.replay.comparison import compare
 from opgrip.replay.comparison.differences import Verdict
 from opgrip.replay.comparison.results_store import Store, merge_runs
-from opgrip.replay.outcome import Results, read_run, write_results
+from opgrip.replay.outcome import Results, write_results
 from opgrip.replay.results.results import Result
 
 FAST = ("--top", "3", "--iterations", "3", "--warmup", "0", "--cache", "warm")
@@ -84,16 +84,16 @@ def test_run_is_found_by_a_unique_prefix_or_suffix(kept: Path) -> None:
             store.find(name)
 
 
-def test_default_store_is_in_the_data_folder_of_the_user(tiny_trace: Path, tmp_path: Path) -> None:
+def test_nothing_is_kept_unless_a_folder_is_set(tiny_trace: Path, tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "OPGRIP_STORE"}
-    environment["XDG_DATA_HOME"] = str(tmp_path / "data")
-    project = tmp_path / "project"
-    project.mkdir()
-    succeed("opreplay", tiny_trace, *FAST, cwd=project, env=environment)
-    assert list(project.iterdir()) == []
-    assert len(Store(tmp_path / "data" / "opgrip" / "results").runs()) == 1
-    done = succeed("opgrip", "results", "show", "latest", cwd=tmp_path, env=environment)
-    assert done.stdout.splitlines()[-1] == "3 cases: 3 ok"
+    environment |= {"XDG_DATA_HOME": str(tmp_path), "HOME": str(tmp_path)}
+    done = succeed("opreplay", tiny_trace, *FAST, cwd=tmp_path, env=environment)
+    assert "kept" not in done.stderr
+    assert list(tmp_path.rglob("*.parquet")) == []
+    for words in (("show", "latest"), ("list",), ("prune",)):
+        done = run_command("opgrip", "results", *words, cwd=tmp_path, env=environment)
+        problem = "no folder of results is set: name one with --store, or set $OPGRIP_STORE"
+        assert (done.returncode, done.stderr) == (2, f"opgrip results {words[0]}: error: {problem}\n")
 
 
 def test_all_but_the_newest_runs_are_pruned(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_parts_are_concatenated_and_repeats_are_merged(tmp_path: Path) -> None:
         write_results(run.rows, run.header, tmp_path / f"{name}.json", force=False)
     done = run_command("opgrip", "results", "merge", "a.json", "b.json", "-o", "c.parquet", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "opgrip results merge: wrote 4 rows to c.parquet\n")
-    assert list(read_run(tmp_path / "c.parquet").rows) == list(merged.rows)
+    assert list(Results.load(tmp_path / "c.parquet").rows) == list(merged.rows)
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,7 @@ def test_only_requested_cases_of_ten_million_are_generated(tmp_path: Path) -> No
     chance = random.Random(3)
     places = sorted(chance.sample(range(10_000_000), 5))
     assert [item[0][0] for item in shapes(sampled)] == [1 + place // 10_000 for place in places]
+    assert [item.number for item in sampled.signatures] == places
 
 
 def test_too_many_cases_are_refused_with_their_count_and_options(tmp_path: Path) -> None:

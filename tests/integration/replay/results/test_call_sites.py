@@ -24,7 +24,6 @@ from opgrip.replay.cases.call_sites import (
 )
 from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.cases.selection import Selection
-from opgrip.replay.outcome import read_run
 from opgrip.replay.results.ratios import shares_by
 from opgrip.replay.run.workload import expected_rows
 from opgrip.tools.report import make_page
@@ -104,7 +103,7 @@ def test_files_keep_call_sites(trained: Path, tmp_path: Path) -> None:
     results = results_of(load(trained))
     for suffix in (".json", ".csv", ".parquet"):
         results.save(tmp_path / f"r{suffix}")
-        assert [row.sites for row in read_run(tmp_path / f"r{suffix}")] == [row.sites for row in results], suffix
+        assert [row.sites for row in Results.load(tmp_path / f"r{suffix}")] == [row.sites for row in results], suffix
 
 
 def test_comparison_by_module_splits_the_calls_of_a_case() -> None:

@@ -16,7 +16,6 @@ from opgrip.replay import Results, replay
 from opgrip.replay.analyses.speed_ups import print_modes, scalings, speed_up_of, summarize_modes
 from opgrip.replay.command.trace_replay import repeat
 from opgrip.replay.comparison.results_store import merge_runs
-from opgrip.replay.outcome import read_run
 from opgrip.replay.reports.results_table import print_results, write_markdown
 from opgrip.replay.results.ratios import with_ratios
 from opgrip.replay.results.results import CONTENDED, Result
@@ -67,7 +66,7 @@ def test_speed_up_is_the_quotient_of_medians_in_every_report(tmp_path: Path) -> 
         summary.speed_up.slower,
     )
     results.save(tmp_path / "r.csv")
-    assert [row.speed_up for row in read_run(tmp_path / "r.csv")] == [None, 0.5, None, 0.25]
+    assert [row.speed_up for row in Results.load(tmp_path / "r.csv")] == [None, 0.5, None, 0.25]
 
 
 def test_faster_and_slower_require_the_median_and_nine_of_ten_pairs() -> None:
@@ -153,6 +152,6 @@ def test_status_marks_are_in_every_report(column: str, tmp_path: Path) -> None:
     assert f"ok, {word}" in (tmp_path / "r.md").read_text(encoding="utf-8")
     results.save(tmp_path / "r.csv")
     assert word in (tmp_path / "r.csv").read_text(encoding="utf-8")
-    assert [item.marked_status for item in read_run(tmp_path / "r.csv")] == [f"ok, {word}", "ok"]
+    assert [item.marked_status for item in Results.load(tmp_path / "r.csv")] == [f"ok, {word}", "ok"]
     # a row without a time is not marked
     assert replace(row, status="failed").marked_status == "failed"

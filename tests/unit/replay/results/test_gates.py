@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -62,6 +63,13 @@ def test_gate_error_rates_on_an_idle_machine(pairs: int) -> None:
     assert same[PASSED] >= 0.9 * pairs
     assert slower[FAILED] >= 0.95 * pairs
     assert slower[PASSED] == 0
+
+
+def test_passed_gate_says_how_slow_its_rows_may_be() -> None:
+    (held,) = compare(make_run(0), make_run(1)).gate("slower<=2%")
+    assert re.fullmatch(r"gate slower<=2%: passed: but \d+ of \d+ rows may take up to 1\.\d\d times as long", held.line)
+    (held,) = compare(make_run(0), make_run(1)).gate("slower<=50%")
+    assert held.line == "gate slower<=50%: passed"
 
 
 @pytest.mark.parametrize("share", slow_except([0.6], [0.3, 0.6, 0.9]))
@@ -227,4 +235,5 @@ def test_passed_time_gate_counts_missing_rows(condition: str) -> None:
     (held,) = compare(base, fewer).gate(condition)
     assert held.line.startswith(f"gate {condition}: passed: but 1 row of the base, {share:.0%}"[:-1])
     (held,) = compare(fewer, new).gate(condition)
-    assert held.line == f"gate {condition}: passed"
+    assert held.line.startswith(f"gate {condition}: passed")
+    assert "missing" not in held.line

@@ -13,8 +13,8 @@ import pytest
 from made_runs import HEADER, make_row, make_run
 
 from opgrip.errors import UserError
-from opgrip.replay import load_results
-from opgrip.replay.outcome import Results, read_run, write_results
+from opgrip.replay import Results
+from opgrip.replay.outcome import write_results
 from opgrip.replay.results.ratios import join_repeats
 
 EVIL = "=cmd|'/c calc'!A1 & <b> % $ # _ { } ~ ^ \\ \x07"
@@ -29,10 +29,9 @@ def written(path: Path, results: Results) -> Path:
 def test_results_survive_writing_and_reading(suffix: str, tmp_path: Path) -> None:
     results = make_run(1, cases=5, note="a note")
     rows = [*results, replace(make_row(7, []), status="failed", error="it broke")]
-    again = read_run(written(tmp_path / f"r{suffix}", Results(rows, HEADER)))
+    again = Results.load(written(tmp_path / f"r{suffix}", Results(rows, HEADER)))
     assert list(again.rows) == rows
     assert again.header == HEADER
-    assert load_results(tmp_path / f"r{suffix}").attrs == HEADER
 
 
 @pytest.mark.parametrize("suffix", [".json", ".csv", ".parquet", ".xlsx"])
@@ -47,7 +46,7 @@ def test_infinite_difference_survives_writing_and_reading(suffix: str, tmp_path:
             assert ">inf<" in book.read("xl/sharedStrings.xml").decode()
             assert "#DIV/0!" not in book.read("xl/worksheets/sheet1.xml").decode()
         return
-    again = read_run(path).frame
+    again = Results.load(path).frame
     assert again["max_abs"].tolist() == [math.inf, 1e200]
     assert again["max_rel"].tolist() == [math.inf, 1e-7]
     assert (again["max_abs"] > 1e-3).all()
@@ -72,7 +71,7 @@ def test_damaged_file_is_reported_in_one_line(suffix: str, tmp_path: Path) -> No
     path = written(tmp_path / f"r{suffix}", make_run(1, cases=3))
     path.write_bytes(path.read_bytes()[:300])
     with pytest.raises(UserError, match="does not contain results of opreplay"):
-        read_run(path)
+        Results.load(path)
 
 
 def test_workbook_has_a_sheet_per_mode_with_filters_and_a_chart(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from opgrip.cli.output_files import quoted, unquoted
 from opgrip.errors import UserError
 from opgrip.replay.comparison import compare
 from opgrip.replay.comparison.comparison_files import FORMS
-from opgrip.replay.outcome import Results, read_run, write_results
+from opgrip.replay.outcome import Results, write_results
 from opgrip.replay.reports import result_files
 from opgrip.tools.report import make_page
 
@@ -37,7 +37,7 @@ def stored(path: Path, run: Results) -> dict[str, Any]:
 def refused(path: Path, document: Any) -> str:
     path.write_text(document if isinstance(document, str) else json.dumps(document))
     with pytest.raises(UserError) as told:
-        read_run(path)
+        Results.load(path)
     return str(told.value)
 
 
@@ -98,7 +98,7 @@ def test_any_results_that_are_read_can_be_compared_and_shown(
     document[name] = fact
     (tmp_path / "r.json").write_text(json.dumps(document))
     try:
-        strange = read_run(tmp_path / "r.json")
+        strange = Results.load(tmp_path / "r.json")
     except UserError:
         return
     for one, other in ((strange, run), (run, strange)):
@@ -114,17 +114,17 @@ def test_parquet_file_with_other_types_is_reported_in_one_line(tmp_path: Path) -
     run = make_run(1, cases=2)
     write_results(run.rows, run.header, path, force=False)
     # the name of a folder is not a column
-    assert list(read_run(path).rows) == list(run.rows)
+    assert list(Results.load(path).rows) == list(run.rows)
     table = parquet.ParquetFile(path).read()
     for name, cells in {"op": [1, 2], "times_us": [1.0, 2.0], "count": ["a", "b"], "status": [b"ok", b"ok"]}.items():
         place = table.schema.names.index(name)
         parquet.write_table(table.set_column(place, name, pyarrow.array(cells)), path)
         with pytest.raises(UserError, match="does not contain results"):
-            read_run(path)
+            Results.load(path)
     for header in (b"[" * 100_000, b"[]", b"\xff"):
         parquet.write_table(table.replace_schema_metadata({b"opgrip": header}), path)
         with pytest.raises(UserError, match="does not contain results"):
-            read_run(path)
+            Results.load(path)
 
 
 @pytest.mark.parametrize("suffix", [".json", ".csv", ".parquet"])
@@ -134,7 +134,7 @@ def test_results_that_may_never_end_are_refused(suffix: str, tmp_path: Path) -> 
     (tmp_path / f"folder{suffix}").mkdir()
     for name, problem in (("pipe", "is a pipe"), ("zeros", "is not a regular file"), ("folder", "is a folder")):
         with pytest.raises(UserError, match=f"{name}{suffix} {problem}: name a file"):
-            read_run(tmp_path / f"{name}{suffix}")
+            Results.load(tmp_path / f"{name}{suffix}")
 
 
 def test_results_that_would_fill_the_memory_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +151,7 @@ def test_small_file_with_millions_of_rows_is_refused(tmp_path: Path, monkeypatch
     parquet.write_table(pyarrow.table({"case": cells, "count": cells}), tmp_path / "r.parquet", compression="zstd")
     assert (tmp_path / "r.parquet").stat().st_size < 10_000
     with pytest.raises(UserError, match="has more than 100,000 cells"):
-        read_run(tmp_path / "r.parquet")
+        Results.load(tmp_path / "r.parquet")
 
 
 @pytest.mark.parametrize("text", FORMULAS)
@@ -163,7 +163,7 @@ def test_csv_cells_never_start_a_formula(text: str, tmp_path: Path) -> None:
         (cells,) = csv.DictReader(file)
     assert cells["op"][0] not in "=+@\t" or text == "+1"
     assert cells["op"][0] != "-" or text == "-1"
-    (again,) = read_run(tmp_path / "r.csv").rows
+    (again,) = Results.load(tmp_path / "r.csv").rows
     assert (again.op, again.shapes, again.key, again.note) == (text.replace("\t", "\\t"), again.op, "123e45", "")
 
 
