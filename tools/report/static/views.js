@@ -167,7 +167,7 @@ function stackView(trace) {
 }
 
 const caseColumns = ["op", "run", "mode", "variant", "marked_status", "captured_us", "median_us", "speed_up", "total_us", "share", "count",
-  "shapes", "module", "family", "p10_us", "p90_us", "gflop_per_s", "gb_per_s", "of_limit", "note"];
+  "shapes", "module", "family", "of_limit", "note"];
 
 function cases() {
   const varied = caseColumns.filter((name) => data.rows[name] && (["op", "marked_status", "median_us"].includes(name)

@@ -150,6 +150,20 @@ def test_report_is_usable_by_keyboard_and_on_a_phone(report: Path) -> None:
 
 
 @in_browser
+def test_page_of_cases_fits_1280_pixels(tmp_path: Path) -> None:
+    shapes, module = "float32[1,256,200,304] " * 6, "backbone.layer1.{}.bn2"
+    rows = [
+        replace(row, op="aten.native_batch_norm_backward.default", shapes=f"{shapes}{i}", module=module.format(i))
+        for i, row in enumerate(make_run(1, cases=30))
+    ]
+    page_of(tmp_path / "r.html", {"one": Results(rows, HEADER), "two": Results(rows, HEADER)})
+    with opened(tmp_path / "r.html", "/cases", viewport={"width": 1280, "height": 800}) as page:
+        page.wait_for_selector("table.dataTable tbody tr")
+        place = page.locator(".scroll")
+        assert place.evaluate("place => place.scrollWidth - place.clientWidth") == 0
+
+
+@in_browser
 def test_report_with_many_rows_responds_quickly(tmp_path: Path) -> None:
     with opened(page_of(tmp_path / "r.html", {"big": rows_of(50_000)}), "/cases") as page:
         page.wait_for_selector("table.dataTable tbody tr")
