@@ -237,6 +237,7 @@ RUNS = 32  # number of runs of the reference for a random result
 MOST_RUNS = 256  # maximum number of runs, used for results with few elements
 POOLED = 4096  # number of elements, over all runs, above which more runs are not worth their time
 POSITIONS = 1 << 16  # number of evenly spaced elements that are tested in a result
+FRACTION = 1 << 16  # relative precision in which random numbers are compared
 FALSE_ALARM = 1e-7  # probability that a test rejects a correct result
 COMPARED = 8  # number of reference runs that are compared with the other runs
 DEPENDENT = 2.0  # allowed distance of a result, relative to the distance of the reference's runs from each other
@@ -269,7 +270,12 @@ def runs_wanted(elements: int) -> int:
 
 def _real(result: Plain) -> Tensor:
     values = result.values[:: max(1, len(result.values) // POSITIONS)]
-    return (torch.view_as_real(values).flatten() if values.is_complex() else values).double()
+    real = (torch.view_as_real(values).flatten() if values.is_complex() else values).double()
+    if not result.numeric:
+        return real
+    # equal numbers may have been rounded otherwise
+    fraction, exponent = torch.frexp(real)
+    return torch.ldexp((fraction * FRACTION).round() / FRACTION, exponent)
 
 
 def _sorted(result: Plain) -> Tensor:

@@ -283,6 +283,15 @@ def test_random_results_are_compared_by_their_distribution(name: str) -> None:
     assert not judge.check(planted, Tolerance()).right
 
 
+def test_dropout_that_rounds_otherwise_is_right() -> None:
+    numbers = drawn(300, 1000)
+    judge = reference(aten.native_dropout.default, numbers, 0.25, True)
+    kept = torch.rand(300, 1000, generator=torch.Generator().manual_seed(9)) >= 0.25
+    # the operator multiplies by the reciprocal
+    verdict = judge.check(RunOutputs([numbers * kept / 0.75, kept]), Tolerance())
+    assert verdict.right, verdict.reason
+
+
 def test_deterministic_output_next_to_random_ones_is_compared() -> None:
     def both(a: Tensor) -> tuple[Tensor, Tensor]:
         return a + 1, torch.rand_like(a)
