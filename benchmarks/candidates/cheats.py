@@ -104,7 +104,7 @@ def gelu_deferred(x: Tensor, approximate: str = "none") -> Tensor:
 
 
 class Marked(torch.Tensor):
-    """A tensor of a class of its own."""
+    """A tensor of another class."""
 
 
 def gelu_of_a_subclass(x: Tensor, approximate: str = "none") -> Tensor:
@@ -186,7 +186,7 @@ def gelu_beside_a_burden(x: Tensor, approximate: str = "none") -> Tensor:
 
 
 def gelu_beside_a_sleeper(x: Tensor, approximate: str = "none") -> Tensor:
-    """Compute beside a thread that waits, as that of a progress bar."""
+    """Compute while another thread waits, as that of a progress bar."""
     if "sleeper" not in _kept:
         _kept["sleeper"] = threading.Thread(target=time.sleep, args=(1e6,), daemon=True)
         _kept["sleeper"].start()

@@ -191,7 +191,7 @@ def test_file_to_begin_with_lists_the_tensors_and_is_right(trace: Path, tmp_path
 @pytest.mark.alone
 def test_command_holds_a_class_to_a_gate_and_writes_the_judgement(trace: Path, tmp_path: Path) -> None:
     (tmp_path / "kernels.py").write_text(KERNELS, encoding="utf-8")
-    words = ["--unit", "module", "--candidate", "module:1.0=kernels.py:Delayed", "--iterations", "12", "--threads", "1"]
+    words = ["--unit", "module", "--candidate", "module:1.0=kernels.py:Delayed", "--iterations", "40", "--threads", "1"]
     done = run_command("opreplay", trace, *words, "--gate", "slower<=5%", "-o", "rows.json", cwd=tmp_path)
     assert "of the step (this module takes " in done.stdout, done.stderr
     written = json.loads((tmp_path / "rows.json").read_text(encoding="utf-8"))

@@ -31,7 +31,7 @@ def test_replay_function_and_opreplay_return_the_same_rows(results: Results, tin
     assert results.frame[same].to_dict("records") == Results.load(tmp_path / "r.json").frame[same].to_dict("records")
 
 
-def test_appended_cases_have_numbers_of_their_own(tmp_path: Path) -> None:
+def test_appended_cases_have_unused_numbers(tmp_path: Path) -> None:
     output = tmp_path / "r.csv"
     for op in ("aten.neg", "aten.abs", "aten.neg", "aten.abs"):
         replay(operator=op, inputs={"self": (4,)}, output=output, append=True, **FAST)

@@ -38,7 +38,7 @@ KINDS = "choose from came, went, counts, shares, values, operators, any"
         ("trace redact t.jsonl -o t.jsonl -f", "t.jsonl is both the trace and the output"),
         ("trace redact t.jsonl -o r.jsonl --report t.jsonl -f", "t.jsonl is both the trace and the report"),
         ("trace redact t.jsonl -o r.jsonl --keep names", "--keep names: unknown kind of content"),
-        (f"trace redact t.jsonl -o r.jsonl --salt-file {os.devnull}", "contains no salt"),
+        (f"trace redact t.jsonl -o r.jsonl --salt-file {os.devnull}", "is not a regular file"),
         ("trace tuner t.jsonl --for cublas", "invalid choice 'cublas'"),
         ("trace tuner t.jsonl --tuned absent.csv", "absent.csv cannot be read"),
         ("longtail t.jsonl -o rows.xlsx", "rows.xlsx is not the name of"),
