@@ -9,7 +9,7 @@ import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from types import FrameType, FunctionType, ModuleType
@@ -40,8 +40,9 @@ class ModuleWatch(ABC):
     def __enter__(self) -> ModuleWatch:
         for name in self.names:
             if sys.modules.get(name) is not None:
-                # another thread may still be loading it
-                self._loaded(import_module(name))
+                # another thread may still be loading it, and fail
+                with suppress(ImportError):
+                    self._loaded(import_module(name))
         self._late.__enter__()
         return self
 

@@ -255,8 +255,8 @@ class ThreadWatch(ModuleWatch):
         if getattr(sys.modules.get("torch.distributed.rpc"), "_init_counter", 0):
             self.recorder.lost.dropped[UNSEEN_RPC] += 0
         for mode in tuple(self.recorder.threads.all):
-            # it called modules; threads of the autograd engine inherit the mode of another thread
-            if not mode.was_entered and mode.thread_name != "autograd":
+            # it called modules
+            if not mode.was_entered:
                 self.recorder.lost.dropped[f"thread {mode.thread_name}", UNSEEN_THREAD] += 0
 
     def _watching(self, start: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -22,7 +23,9 @@ class LateModules(MetaPathFinder):
         return self
 
     def __exit__(self, *ignored: object) -> None:
-        sys.meta_path.remove(self)
+        # the program may have replaced the list
+        with suppress(ValueError):
+            sys.meta_path.remove(self)
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

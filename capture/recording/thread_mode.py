@@ -250,6 +250,8 @@ class ThreadModes:
     def of_engine(self) -> ThreadMode:
         mode = self.here()
         mode.idle = self.idle
+        # a thread of the autograd engine inherits the mode of another thread
+        mode.was_entered = True
         return mode
 
     def set_idle(self, idle: bool) -> None:

@@ -674,7 +674,7 @@ class Capture:
             yield f"no step was recorded: the program made {steps}, and the schedule records none of them"
 
     def remarks(self) -> Iterator[str]:
-        if (budget := self._recorder.budget) is not None:
+        if (budget := self._recorder.budget) is not None and budget.left_out:
             yield f"{counted(budget.left_out, 'step')} left out, to take at most {budget.share:.3g} of the time"
 
     def _report_end(self, flusher: Flusher, was_discarded: bool) -> None:

@@ -208,9 +208,16 @@ _untested = count()
 
 def can_test() -> bool:
     """Return True if a test can be made of a call that recurs; a short program ends before it needs one."""
-    compiler = sys.modules.get("torch._dynamo")
-    # its import calls operators
-    return next(_untested) >= UNTESTED if compiler is None else hasattr(compiler, "reset")
+    if "torch._dynamo" not in sys.modules:
+        if next(_untested) < UNTESTED:
+            return False
+        try:
+            # its import calls operators
+            with without_modes():
+                load_private()
+        except Exception as error:
+            raise_if_from_program(error)
+    return hasattr(sys.modules.get("torch._dynamo"), "reset")
 
 
 def _plain_manager() -> Any:

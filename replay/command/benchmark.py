@@ -247,7 +247,7 @@ def _refuse_useless(options: Mapping[str, Any], workload: Workload, functions: i
         "cache": "a function follows no calls of a program" if PROGRAM in workload.timing.caches else "",
     }
     for name, reason in reasons.items():
-        if reason and options.get(name) is not None:
+        if reason and options.get(name):
             raise UserError(f"{name}={options[name]!r} has no effect, because {reason}", "leave it out")
 
 

@@ -139,6 +139,10 @@ class Inputs:
     def memory_of(self, number: int) -> list[torch.Tensor]:
         return [memory_of(self._storages[piece.storage]) for piece in self._planned[number].pieces]
 
+    def has_values_of(self, other: Inputs) -> bool:
+        pairs = zip(self._storages, other._storages, strict=True)
+        return all(torch.equal(memory_of(one), memory_of(two)) for one, two in pairs)
+
     def overwrite(self, other: Inputs, arguments: Arguments) -> Arguments:
         """Write the values of `other` into this memory, and return `arguments`, remade if some are copies of it."""
         for storage, values in zip(self._storages, other._storages, strict=True):

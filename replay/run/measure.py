@@ -35,7 +35,7 @@ from opgrip.replay.timing.ranges import watched
 from opgrip.replay.timing.rounds import NO_ROW, Announce, FunctionGroup, Measurer
 from opgrip.replay.timing.samples import LEAST
 from opgrip.replay.timing.stopwatch import Stopwatch, empty_call_ns
-from opgrip.replay.timing.timed_functions import TimedFunction
+from opgrip.replay.timing.timed_functions import MOST_KEPT, TimedFunction
 from opgrip.replay.timing.timing_options import COLD, DISCRETE, PROGRAM, WARM
 
 
@@ -108,6 +108,8 @@ def windows(cases: Sequence[Case], workload: Workload, most: int = CASES) -> Ite
         variants = workload.variants(case)
         sets = sum(variant.point.batch for variant in variants)
         needed = _argument_bytes(case) * (1 + len(case.input_sets)) * sets
+        if workload.request.candidates.candidate:
+            needed += MOST_KEPT * bytes_of(case.signature.outputs) * sets
         takes_us = case.captured_us * runs * len(variants)
         if window and (len(window) == most or size + needed > most_bytes or time_us + takes_us > LONG_US):
             yield window

@@ -195,7 +195,11 @@ class _Preparation:
         tried = [item.copy() for item in inputs] if variant.mode == CANDIDATE else inputs
         for place, (signature, item) in enumerate(zip(signatures, tried, strict=True)):
             if variant.mode == CANDIDATE:
-                verdicts.append(check_contract(operator.function, program.function, inputs[place], case.unused))
+                # functions of samples may change lists
+                mutates = operator.mutates or case.operator is not None
+                verdicts.append(
+                    check_contract(operator.function, program.function, inputs[place], case.unused, mutates)
+                )
             if place == 0:
                 result, actual = self._first_run(case, result, operator, program, item, began)
             else:
@@ -204,8 +208,9 @@ class _Preparation:
             verdicts += self._verdicts(case, variant, place, operator, inputs[place], actual)
         if variant.mode == CANDIDATE and call is None:
             other = self._inputs(case, operator, case.signature, variant.values, seed=1)
-            # some values are the same with each seed
-            other.change(CHANGE)
+            if other.has_values_of(inputs[0]):
+                # the values are the same with each seed
+                other.change(CHANGE)
             actual = _run_with_other_values(program, operator, tried[0], other)
             verdicts += self._verdicts(case, variant, len(inputs), operator, other, actual)
         result = with_verdict(result, verdicts)

@@ -348,6 +348,8 @@ class UntrustedCall:
             "signature": to_json(self.signature) if self.candidate is None else None,
             "settings": {**self.settings, "grad": torch.is_grad_enabled()},
         }
+        process.earlier.append(process.latest)
+        process.latest = []
         process.ask(request)
         for offset, storage in self._places:
             process.shared(offset, storage.nbytes()).copy_(memory_of(storage))
@@ -359,7 +361,6 @@ class UntrustedCall:
         run_ns, *results = answer
         if not 0 <= run_ns <= process.took_ns:
             raise WrongResultError(f"its process reports a time of {run_ns} ns, but ran for {process.took_ns} ns")
-        process.earlier.append(process.latest)
         process.latest = results
         return UntrustedRun(run_ns, process.took_ns - run_ns, results)
 

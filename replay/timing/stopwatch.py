@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from time import perf_counter_ns
 from typing import Any, TypeVar
 
@@ -227,7 +228,7 @@ def _handle(args: Sequence[Any]) -> None:
 
 
 def _run_all(function: Function, runs: Sequence[Arguments]) -> Any:
-    for args, kwargs in runs[:-1]:
+    for args, kwargs in islice(runs, len(runs) - 1):
         function(*args, **kwargs)
     args, kwargs = runs[-1]
     return function(*args, **kwargs)

@@ -163,7 +163,8 @@ class TimedFunction:
     def run_before(self, generator: Random) -> None:
         self._before.begin()
         try:
-            self._run_other(generator.choice(self.partners or (self,)).input_sets[0])
+            able = [partner for partner in self.partners if partner.failure is None]
+            self._run_other(generator.choice(able or [self]).input_sets[0])
         finally:
             self._before.end()
 
@@ -172,6 +173,7 @@ class TimedFunction:
         for _ in range(2):
             self._launch = LaunchTime()
             stopwatch.time(self.function, self.ready(self._size), self._before, self._launch, graph)
+            stopwatch.result = None
 
     @property
     def is_launch_bound(self) -> bool:

@@ -59,7 +59,7 @@ def test_script_keeps_its_exit_status_and_the_trace_is_complete(folder: Path, fl
 SHORT = """
 import atexit, sys, torch
 SLOW = {"numba", "pandas", "pyarrow", "scipy", "sympy", "torch._dynamo", "torch._inductor", "transformers"}
-atexit.register(lambda: print(SLOW & {*sys.modules}))
+atexit.register(lambda: print(sorted(SLOW & {*sys.modules})))
 for _ in range(int(sys.argv[1])):
     torch.ones(2)
 """

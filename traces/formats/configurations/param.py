@@ -215,7 +215,7 @@ def read(file: ForeignFile) -> Iterator[Record]:
             raise file.refusal(f"its cases have more than {MOST_VALUES:,} arguments, or {MOST_CALLS:,} calls")
         for place, call in enumerate(case_calls):
             scope = Scope(0, call.module, call.module_type, "forward")
-            # the number does not depend on which cases are read
+            # the number does not depend on which cases are read, unless an equal one is among them
             number = index + place * cases.count
             builder.add_call(call.op, call.args, call.kwargs, count=case.input.repeats, scope=scope, number=number)
         yield from builder.ready()
