@@ -233,11 +233,12 @@ def test_broken_candidates_are_named_with_the_reason(
 
 
 @pytest.fixture(scope="module")
-def two_calls(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("candidates") / "two.jsonl"
+def short_calls(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("candidates") / "calls.jsonl"
     with Capture(path):
         torch.softmax(torch.randn(16, 64), -1)
         torch.randn(8, 8).add_(torch.randn(8, 8))
+        torch.randn(3, 1).squeeze_(1)
     return path
 
 
@@ -254,10 +255,15 @@ def two_calls(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_earlier_results_and_wrong_results_of_timed_runs_are_wrong(
-    two_calls: Path, candidate: Callable[..., Any], op: str, reason: str
+    short_calls: Path, candidate: Callable[..., Any], op: str, reason: str
 ) -> None:
-    ((verdict, error),) = verdicts_of(two_calls, candidate, op).values()
+    ((verdict, error),) = verdicts_of(short_calls, candidate, op).values()
     assert (verdict, reason in str(error)) == ("wrong", True), error
+
+
+def test_operator_that_changes_only_the_shape_of_its_argument_is_judged(short_calls: Path) -> None:
+    ((_, error),) = verdicts_of(short_calls, Tensor.squeeze_, "aten.squeeze_.dim").values()
+    assert error is None
 
 
 class NegatedGradient(torch.autograd.Function):

@@ -38,6 +38,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with Capture(path):
         torch.softmax(torch.randn(32, 64), -1)
         torch.native_dropout(torch.randn(32, 64), 0.25, True)
+        torch.randn(256, generator=torch.Generator())
     yield path
     end_processes()
 
@@ -142,6 +143,12 @@ def test_cheat_of_the_benchmark_is_wrong(trace: Path, name: str) -> None:
 def test_random_numbers_of_an_honest_candidate_do_not_depend_on_the_values(trace: Path) -> None:
     row = row_of(trace, "dropout_with_own_mask", DROPOUT, file=str(FOLDER / "cheats.py"))
     assert row.error is None
+
+
+@pytest.mark.timeout(300)
+def test_random_numbers_of_the_same_generator_are_not_those_of_an_earlier_run(trace: Path, tmp_path: Path) -> None:
+    (tmp_path / "drawing.py").write_text("from torch import randn", encoding="utf-8")
+    assert row_of(trace, "randn", "aten.randn.generator", file=str(tmp_path / "drawing.py")).error is None
 
 
 @pytest.mark.timeout(300)
