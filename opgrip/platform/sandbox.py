@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from time import monotonic_ns
 from types import TracebackType
 from typing import IO, Any
@@ -448,7 +449,9 @@ def bubblewrap(writable: Sequence[str], readable: Sequence[str] = ()) -> Iterato
     readable : files and folders that it can read even if they are in a folder that is hidden otherwise
     """
     hidden = list(dict.fromkeys(folder for folder in map(os.path.realpath, HIDDEN) if os.path.isdir(folder)))
-    shown = [os.getcwd(), sys.prefix, sys.base_prefix, *sys.path, *readable]
+    # links lead from an editable installation to this package
+    own = str(Path(__file__).resolve().parents[2])
+    shown = [os.getcwd(), own, sys.prefix, sys.base_prefix, *sys.path, *readable]
     mounts = ["--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"]
     mounts += [word for folder in hidden for word in ("--tmpfs", folder)]
     mounts += [word for path in _visible(shown, hidden) for word in ("--ro-bind", path, path)]
