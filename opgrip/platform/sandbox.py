@@ -18,10 +18,11 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
+from importlib.metadata import distributions
 from time import monotonic_ns
 from types import TracebackType
 from typing import IO, Any
+from urllib.parse import unquote, urlsplit
 
 from opgrip.cli.command import own_python
 from opgrip.errors import UserError
@@ -449,9 +450,7 @@ def bubblewrap(writable: Sequence[str], readable: Sequence[str] = ()) -> Iterato
     readable : files and folders that it can read even if they are in a folder that is hidden otherwise
     """
     hidden = list(dict.fromkeys(folder for folder in map(os.path.realpath, HIDDEN) if os.path.isdir(folder)))
-    # links lead from an editable installation to this package
-    own = str(Path(__file__).resolve().parents[2])
-    shown = [os.getcwd(), own, sys.prefix, sys.base_prefix, *sys.path, *readable]
+    shown = [os.getcwd(), *_editable(), sys.prefix, sys.base_prefix, *sys.path, *readable]
     mounts = ["--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"]
     mounts += [word for folder in hidden for word in ("--tmpfs", folder)]
     mounts += [word for path in _visible(shown, hidden) for word in ("--ro-bind", path, path)]
@@ -465,6 +464,14 @@ def bubblewrap(writable: Sequence[str], readable: Sequence[str] = ()) -> Iterato
             file.seek(0)
             limits += ["--seccomp", str(file.fileno())]
         yield [BWRAP, *limits, "--die-with-parent", *mounts, "--"], [file.fileno()]
+
+
+def _editable() -> Iterator[str]:
+    """Yield the folders of packages that pip installed with `-e`, which may not be in `sys.path`."""
+    for distribution in distributions():
+        origin = json.loads(distribution.read_text("direct_url.json") or "{}")
+        if origin.get("dir_info", {}).get("editable"):
+            yield unquote(urlsplit(origin["url"]).path)
 
 
 def _visible(paths: Sequence[str], hidden: Sequence[str]) -> dict[str, None]:

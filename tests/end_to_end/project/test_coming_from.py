@@ -94,6 +94,6 @@ def test_each_pasted_command_works(command: Pasted, folder: Path, tmp_path: Path
     problem = run_pasted(command, tmp_path, tmp_path / "cache")
     assert not problem, problem
     if "--backward" in command.command:
-        store = Store(tmp_path / ".data/opgrip/results")
+        store = Store(tmp_path / ".runs")
         rows = [row for row in store.runs()[-1].load() if row.direction == "backward"]
         assert any(row.status == "ok" for row in rows), [row.error for row in rows]

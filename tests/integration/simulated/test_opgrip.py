@@ -10,6 +10,7 @@ from time import perf_counter
 from typing import Any
 
 import pandas as pd
+import pytest
 import torch
 from simulation import on_simulator
 from torch import nn
@@ -190,6 +191,7 @@ def make_measuring_quick() -> None:
     measuring.SIZES, measuring.LAUNCHES, peaks.MOST_COPIES = (64,), 20, 2
 
 
+@pytest.mark.alone
 @on_simulator(SIM_MEMORY=str(64 << 20))
 def test_device_peaks_are_measured_and_limit_its_rows(tmp_path: Path) -> None:
     os.environ["OPGRIP_CACHE"] = str(tmp_path)
