@@ -45,12 +45,13 @@ def on_simulator(**variables: str) -> Callable[[Callable[..., None]], Callable[.
 @functools.cache
 def build() -> None:
     """Build the device once for all processes; skip the test if it cannot be built."""
-    from sim_accelerator.extension import missing_tool
+    from sim_accelerator.extension import is_built, missing_tool
 
     if reason := missing_tool():
         pytest.skip(reason)
-    done = run_python("-c", "from sim_accelerator.registration import register; register()", env=environment())
-    assert done.returncode == 0, done.stderr
+    if not is_built():
+        done = run_python("-c", "from sim_accelerator.extension import build; build()", env=environment())
+        assert done.returncode == 0, done.stderr
 
 
 def main(file: str, test: str, fixtures: str) -> None:

@@ -1,4 +1,4 @@
-"""C++ extension, built when it is first used."""
+"""C++ extension of the device, and its build."""
 
 from __future__ import annotations
 
@@ -19,14 +19,12 @@ FOLDER = SIMULATED.parents[2] / "build" / "simulated" / f"{sys.implementation.ca
 
 def missing_tool() -> str | None:
     """Return the tool that a build lacks, or None if the extension is built or can be built."""
-    return None if _is_current() else missing("c++") or missing("ninja")
+    return None if is_built() else missing("c++") or missing("ninja")
 
 
 @cache
 def load_extension() -> ModuleType:
     """Return the extension, which registers its device with torch."""
-    if not _is_current():
-        return _build()
     spec = importlib.util.spec_from_file_location(NAME, FOLDER / f"{NAME}.so")
     assert spec is not None
     assert spec.loader is not None
@@ -35,16 +33,16 @@ def load_extension() -> ModuleType:
     return module
 
 
-def _is_current() -> bool:
+def is_built() -> bool:
+    """Return True if the extension is newer than its sources."""
     built = FOLDER / f"{NAME}.so"
     files = [*SOURCES, *(SIMULATED / "csrc").glob("*.h")]
     return built.is_file() and built.stat().st_mtime >= max(file.stat().st_mtime for file in files)
 
 
-def _build() -> ModuleType:
+def build() -> None:
     # saves seconds in each process that uses the extension
     from torch.utils.cpp_extension import load
 
     FOLDER.mkdir(parents=True, exist_ok=True)
-    module: ModuleType = load(NAME, [str(path) for path in SOURCES], ["-O1", "-g0"], build_directory=str(FOLDER))
-    return module
+    load(NAME, [str(path) for path in SOURCES], ["-O1", "-g0"], build_directory=str(FOLDER))

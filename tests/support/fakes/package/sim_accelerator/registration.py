@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from sim_accelerator.extension import load_extension, missing_tool
+from sim_accelerator.extension import is_built, load_extension
 
 
 def register() -> None:
-    """Make `sim` a device of this process and `torch.sim` its module, once."""
-    if hasattr(torch, "sim") or missing_tool():
+    """Make `sim` a device of this process and `torch.sim` its module, once, if its extension is built."""
+    if hasattr(torch, "sim") or not is_built():
         return
     torch.utils.rename_privateuse1_backend("sim")
     load_extension()
