@@ -466,12 +466,10 @@ def bubblewrap(writable: Sequence[str], readable: Sequence[str] = ()) -> Iterato
         yield [BWRAP, *limits, "--die-with-parent", *mounts, "--"], [file.fileno()]
 
 
-def _editable() -> Iterator[str]:
-    """Yield the folders of packages that pip installed with `-e`, which may not be in `sys.path`."""
-    for distribution in distributions():
-        origin = json.loads(distribution.read_text("direct_url.json") or "{}")
-        if origin.get("dir_info", {}).get("editable"):
-            yield unquote(urlsplit(origin["url"]).path)
+def _editable() -> list[str]:
+    # packages that `pip install -e` installed, which may not be in `sys.path`
+    origins = [json.loads(found.read_text("direct_url.json") or "{}") for found in distributions()]
+    return [unquote(urlsplit(origin["url"]).path) for origin in origins if "editable" in origin.get("dir_info", {})]
 
 
 def _visible(paths: Sequence[str], hidden: Sequence[str]) -> dict[str, None]:

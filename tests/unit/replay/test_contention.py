@@ -135,7 +135,7 @@ def test_own_threads_that_wait_for_each_other_are_not_contention(machine: Machin
 @pytest.mark.alone
 def test_threads_of_a_pool_sleep_before_those_of_another_run() -> None:
     ended: list[bytes] = []
-    for count in range(1, 6):
+    for count in range(1, 21):
         # releases the lock, and uses a processor for some milliseconds as a waiting thread of a pool does
         threading.Thread(target=lambda: ended.append(sha256(bytes(4 << 20)).digest())).start()
         let_threads_sleep()
