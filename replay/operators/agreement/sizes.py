@@ -9,7 +9,7 @@ from math import isfinite, prod
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from opgrip.traces.schema.arguments import TensorSpec
 
@@ -214,6 +214,10 @@ _nested_compute_contiguous_strides_offsets
     self: memory
 {lstm,gru,rnn_tanh,rnn_relu}
     elements(batch_sizes) > 0 when is_tensor(batch_sizes); batch_sizes: memory
+{lstm,gru}
+    # they divide the rows of a weight among the gates, and do not check the number of rows
+    0 < num_layers <= len(params); params: like recurrent_weights(call)
+    batch = shape_of(input)[not batch_first] when input is not None; hx: num_layers*(1+bidirectional) batch _
 torchvision::{,_}{roi_align,roi_pool,ps_roi_align,ps_roi_pool}{,_backward}
     # coordinates that overflow become indices
     rois: boxes 5; abs(spatial_scale) <= (1 if rois.dtype == float16 else 1e9)
@@ -289,6 +293,17 @@ def _lstm_workspace(call: Call) -> tuple[int, ...]:
         return tuple(forward(*on_zeros)[3].shape)
 
 
+def _recurrent_weights(call: Call) -> list[Tensor]:
+    is_lstm = not _is_tensor(call["hx"])
+    output, hidden = (state.shape[-1] for state in (call["hx"] if is_lstm else [call["hx"]] * 2))
+    features = call["input" if "input" in call else "data"].shape[-1]
+    options = {"bias": call["has_biases"], "bidirectional": call["bidirectional"], "device": "meta"}
+    if output != hidden:
+        options["proj_size"] = output
+    module = (nn.LSTM if is_lstm else nn.GRU)(features, hidden, call["num_layers"], **options)
+    return [weight for weights in module.all_weights for weight in weights]
+
+
 _FUNCTIONS: Mapping[str, Any] = {
     **{function.__name__: function for function in (abs, len, max, min, prod, sum)},
     **{str(dtype).removeprefix("torch."): dtype for dtype in (torch.int32, torch.int64, torch.uint8, torch.float16)},
@@ -297,6 +312,7 @@ _FUNCTIONS: Mapping[str, Any] = {
     "is_tensor": _is_tensor,
     "last_place": _last_place,
     "lstm_workspace": _lstm_workspace,
+    "recurrent_weights": _recurrent_weights,
     "elements": lambda tensor: prod(tensor.shape),
     "shape_of": lambda tensor: tuple(tensor.shape),
     # `shape` raises for a nested tensor; `size` works for its regular dimensions

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from example_trace import write
 from programs import run_command, succeed
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from opgrip.replay import Results
@@ -202,6 +203,8 @@ def encoder(heads: int, bias: torch.Tensor) -> tuple[Any, ...]:
             {},
             "hx_ has 1 instead of 64",
         ),
+        ("gru.input", (f(5, 2, 4), f(1, 2, 1), [f(1, 4), f(1, 1)], False, 1, 0.0, False, False, False), {}, "params"),
+        ("gru.data", (f(5, 4), n(3), f(1, 2, 6), [f(18, 4)], False, 1 << 40, 0.0, False, False), {}, "num_layers"),
     ],
 )
 def test_inconsistent_sizes_are_refused(op: str, args: Any, kwargs: dict[str, Any], message: str) -> None:
@@ -411,6 +414,36 @@ def test_inner_call_of_an_operator_is_checked() -> None:
     check_parts(lstm, (f(5, 2, 4), [f(1, 2, 6)] * 2, weights, *flags), {})
     with pytest.raises(Unsupported, match="weight1 has"):
         check_parts(lstm, (f(5, 2, 4), [f(1, 2, 6)] * 2, [weights[0], f(1, 6), *weights[2:]], *flags), {})
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.LSTM(4, 6, bias=False),
+        nn.LSTM(4, 6, num_layers=2, bidirectional=True, batch_first=True),
+        nn.LSTM(4, 6, proj_size=3, num_layers=2),
+        nn.GRU(4, 6, num_layers=2),
+        nn.GRU(4, 6, bidirectional=True),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_weights_of_recurrent_layers_have_the_sizes_of_their_gates(layer: nn.RNNBase, is_packed: bool) -> None:
+    class Checking(TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if function.__name__ in {"lstm", "gru"}:
+                packet = getattr(ATEN, function.__name__)
+                operator, place = (packet.data, 3) if is_packed else (packet.input, 2)
+                check_agreement(operator, args, {})
+                weights = args[place]
+                for wrong in ([*weights[:-1], weights[-1][:1]], weights[:-1], []):
+                    with pytest.raises(Unsupported, match="params"):
+                        check_agreement(operator, (*args[:place], wrong, *args[place + 1 :]), {})
+            return function(*args, **(kwargs or {}))
+
+    x = f(2, 2, 4)
+    with Checking():
+        layer(nn.utils.rnn.pack_padded_sequence(x, [2, 1], layer.batch_first) if is_packed else x)
 
 
 def test_clamped_call_in_a_unit_is_checked() -> None:
