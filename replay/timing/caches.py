@@ -15,7 +15,7 @@ from opgrip.platform.machine import last_cache_bytes, measure_once
 from opgrip.replay.inputs.inputs import Inputs
 
 MOST = 256 << 20  # maximum size of a cache in bytes, because some machines report the sum of many caches
-PARTS, READS = 8, 5  # number of sizes at which reading is timed, up to the size of the last cache, and of reads
+PARTS, READS, ROUNDS = 8, 5, 4  # numbers of sizes at which reading is timed, up to that of the cache, and of reads
 ROW = 64 << 10  # bytes of a row of the buffer that is read
 NEAR_BYTES, NEAR_SHARE = 256 << 10, 0.2  # bytes, and share of a distance, by which a distance may be off
 KEPT_BYTES = 1 << 20  # bytes of other memory whose use leaves memory in the caches of one core
@@ -122,7 +122,10 @@ def _usable_cache(device: str) -> int:
 
 
 def _measure_usable(size: int) -> int:
-    rates = {part: _read_rate(size * part // PARTS) for part in (*range(1, PARTS + 1), 4 * PARTS)}
+    parts = (*range(1, PARTS + 1), 4 * PARTS)
+    # in several rounds, because other programs use the cache at times
+    rounds = [{part: _read_rate(size * part // PARTS) for part in parts} for _ in range(ROUNDS)]
+    rates = {part: max(rates[part] for rates in rounds) for part in parts}
     # halfway between the rates of the cache and of the memory, as ratios
     least = math.sqrt(max(rates.values()) * rates[4 * PARTS])
     return size * max(part for part in range(1, PARTS + 1) if part <= 2 or rates[part] >= least) // PARTS
