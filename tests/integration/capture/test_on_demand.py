@@ -163,8 +163,11 @@ def test_recordings_of_many_threads_are_whole_whenever_they_are_stopped(
             threading.Timer(0.02 * (number % 10), main, [["stop", pid]]).start()
             client.join(30)
             assert not client.is_alive()
-            assert validate(path).findings == []
-            assert load(path, partial=False).missing is None
+            # there is no trace if it was stopped before a step began
+            if path.exists():
+                assert validate(path).findings == []
+                assert load(path, partial=False).missing is None
+        assert len(list(server.glob("t*.jsonl"))) > 20
 
 
 @pytest.mark.slow
