@@ -163,7 +163,7 @@ def test_recordings_of_many_threads_are_whole_whenever_they_are_stopped(
             threading.Timer(0.02 * (number % 10), main, [["stop", pid]]).start()
             client.join(30)
             assert not client.is_alive()
-            # there is no trace if it was stopped before a step began
+            # a recording that is stopped before its first step writes no trace
             if path.exists():
                 assert validate(path).findings == []
                 assert load(path, partial=False).missing is None

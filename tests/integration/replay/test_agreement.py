@@ -429,6 +429,8 @@ def test_inner_call_of_an_operator_is_checked() -> None:
 )
 @pytest.mark.parametrize("is_packed", [False, True])
 def test_weights_of_recurrent_layers_have_the_sizes_of_their_gates(layer: nn.RNNBase, is_packed: bool) -> None:
+    checked: list[str] = []
+
     class Checking(TorchFunctionMode):
         def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if function.__name__ in {"lstm", "gru"}:
@@ -439,11 +441,13 @@ def test_weights_of_recurrent_layers_have_the_sizes_of_their_gates(layer: nn.RNN
                 for wrong in ([*weights[:-1], weights[-1][:1]], weights[:-1], []):
                     with pytest.raises(Unsupported, match="params"):
                         check_agreement(operator, (*args[:place], wrong, *args[place + 1 :]), {})
+                checked.append(function.__name__)
             return function(*args, **(kwargs or {}))
 
     x = f(2, 2, 4)
     with Checking():
         layer(nn.utils.rnn.pack_padded_sequence(x, [2, 1], layer.batch_first) if is_packed else x)
+    assert len(checked) == 1
 
 
 def test_clamped_call_in_a_unit_is_checked() -> None:
