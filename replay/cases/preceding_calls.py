@@ -116,7 +116,9 @@ def _first_calls(trace: Trace) -> tuple[pd.DataFrame, Integers]:
     pieces: list[Integers] = []
     calls = storages = 0
     for part, own_storages in trace.call_parts():
-        own = own_calls(part).head(MOST_CALLS - calls)
+        own = own_calls(part)
+        # a damaged trace may lack the signature of a call
+        own = own[own["op"].notna()].head(MOST_CALLS - calls)
         tables.append(own.assign(first_storage=own["first_storage"] + storages))
         pieces.append(own_storages)
         calls, storages = calls + len(own), storages + len(own_storages)

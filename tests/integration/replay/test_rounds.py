@@ -329,6 +329,11 @@ def test_memory_distances_are_the_bytes_that_the_program_used_since(tmp_path: Pa
     assert place["aten.mul.Tensor"].of_result == 0
     # its rows are used in any order
     assert (place["aten.index.Tensor"].distances[0] or 0) > table.nbytes - 1000
+    lines = (tmp_path / "t.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "damaged.jsonl").write_text("".join(line for line in lines if '"aten.sin.default"' not in line))
+    with pytest.warns(UserWarning, match="damaged"):
+        damaged = load(tmp_path / "damaged.jsonl")
+    assert sum(map(len, make_preceding_calls(damaged).places.values())) == sum(map(len, places.values())) - 1
 
 
 @pytest.mark.parametrize("runs_before", [False, True])
