@@ -6,10 +6,11 @@ replayed: call by call with values as recorded, random and zero, and as a step r
 - the share of signatures whose outputs have the recorded shapes;
 - the error in time, each signature weighted by its calls: the sum over signatures of |replayed - captured| divided by
   the sum of captured, both medians times calls. A signature that does not run counts with all of its time;
-- the times of the dearest cases if only these are replayed, compared with those when all are: the median and largest
-  difference of the cases that take 2 % of the time or more;
-- the sum of the step replay's calls divided by that of the same operators in the program without a capture, as
-  torch.profiler times them: the program's Python between them is in neither.
+- the times of the dearest cases if only these are replayed, compared with those when all are, medians of three replays
+  in turn: the median and largest difference of the cases that take 2 % of the time or more. The first of three replays
+  of all compared with the median of the others is the noise of these figures;
+- the sum of the replayed calls, one by one and as a step, divided by that of the same operators in the program without
+  a capture, as torch.profiler times them: the program's Python between them is in neither.
 
 The second capture's error is the noise floor: the variation of the program from one run to the next. A part in
 which other programs took the processors is repeated at most twice; if all tries are disturbed, the benchmark reports it
@@ -51,6 +52,7 @@ from opgrip.traces.codec.record_forms import to_json
 WARMUP, LEARNED = 3, 2
 TOPS = (1, 5, 30)  # numbers of the dearest cases that are replayed without the others
 LARGE_SHARE = 0.02  # share of the time from which a case counts there
+ROUNDS = 3  # replays of each number of cases, in turn
 ROUNDS_ALONE = 5  # rounds of torch.profiler on the program without a capture
 Row = tuple[str, ...]
 COLUMNS = ("program", "calls", "signatures", "what", "shapes as recorded", "error in time", "x noise floor", "total")
@@ -106,14 +108,14 @@ def measure(name: str, steps: int, threads: int, device: str) -> tuple[list[Row]
         )
         second = measure_part(partial(_load_program, make, Path(folder) / "1.jsonl", steps))
         rows = {kind: measure_part(partial(replay_trace, path, (kind,))) for kind in KINDS}
-        selected = {top: measure_part(partial(replay_trace, path, (RECORDED,), top=top)) for top in TOPS}
+        selected = measure_part(partial(_replay_selections, path))
         sequence = measure_part(partial(replay, path, sequence=True))
     row, floor = _row_of_floor(name, trace, captured, second)
     of_sequence = Part(sequence.value.frame, sequence.others)
     return [
         row,
-        *(_row(f"replay, {kind}", captured, part, floor, _share(part)) for kind, part in rows.items()),
-        *(_row_of_selection(top, rows[RECORDED], part) for top, part in selected.items()),
+        *(_row(f"replay, {kind}", captured, part, floor, _share(part, alone_ms)) for kind, part in rows.items()),
+        *_rows_of_selections(selected, captured),
         _row("in the sequence", captured, of_sequence, floor, _total(sequence, alone_ms)),
     ], None if rows[RECORDED].is_disturbed else _worst(captured, rows[RECORDED].value)
 
@@ -128,20 +130,36 @@ def _load_program(make: Callable[[], Workload | None], path: Path, steps: int) -
     return load(path)
 
 
-def _row_of_selection(top: int, whole: Part[pd.DataFrame], part: Part[pd.DataFrame]) -> Row:
-    """Return the row of a replay of the `top` cases: how far their times differ from those when all are replayed."""
-    both = part.value.set_index("case").join(whole.value.set_index("case"), rsuffix="_whole")
-    time_us = both["count"] * both["captured_us"]
-    both = both[time_us >= LARGE_SHARE * (whole.value["count"] * whole.value["captured_us"]).sum()]
-    off = (both["median_us"] / both["median_us_whole"] - 1).abs()
-    figure = part.figure(whole.figure(f"{off.median():.1%} off, at most {off.max():.0%}"))
-    return ("", "", "", f"replay, --top {top}", "-", "-", "-", figure)
+def _replay_selections(path: Path) -> dict[int | None, list[pd.Series]]:
+    """Return times in us by case of replays of the dearest cases, by their number; None for all cases."""
+    times: dict[int | None, list[pd.Series]] = {top: [] for top in (None, *TOPS)}
+    for _ in range(ROUNDS):
+        for top, replays in times.items():
+            replays.append(replay_trace(path, (RECORDED,), top=top).set_index("case")["median_us"])
+    return times
 
 
-def _share(part: Part[pd.DataFrame]) -> str:
+def _rows_of_selections(part: Part[dict[int | None, list[pd.Series]]], captured: pd.DataFrame) -> list[Row]:
+    """Return the rows of how far times of the dearest cases differ from those when all are replayed."""
+    time_us = captured["count"] * captured["us"]
+    large = time_us.index[time_us >= LARGE_SHARE * time_us.sum()]
+
+    def row(what: str, times: list[pd.Series], whole: list[pd.Series]) -> Row:
+        one, other = (pd.concat(replays, axis=1).median(axis=1) for replays in (times, whole))
+        off = (one / other - 1).abs().reindex(large).dropna()
+        return ("", "", "", what, "-", "-", "-", part.figure(f"{off.median():.1%} off, at most {off.max():.0%}"))
+
+    (first, *others) = whole = part.value[None]
+    rows = [row(f"replay, --top {top}", part.value[top], whole) for top in TOPS]
+    return [row("replay, all again", [first], others), *rows]
+
+
+def _share(part: Part[pd.DataFrame], alone_ms: Part[float]) -> str:
+    """Return a cell with the total time of a replay divided by the captured one and by that of the program."""
     rows = part.value.dropna(subset=["median_us", "captured_us"])
     replayed, captured = ((rows["count"] * rows[name]).sum() for name in ("median_us", "captured_us"))
-    return part.figure(f"{replayed / captured:.2f} of the captured")
+    alone = alone_ms.figure(f"{replayed / 1e3 / alone_ms.value:.2f} of the program's")
+    return part.figure(f"{replayed / captured:.2f} of the captured, {alone}")
 
 
 def _total(sequence: Part[Results], alone_ms: Part[float]) -> str:
