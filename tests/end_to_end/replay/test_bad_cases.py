@@ -1,17 +1,25 @@
-"""Real cases that crash, hang, exit or use too much memory: each fails in its own row, and the others are measured."""
+"""Cases, samples and calls of steps that crash, hang, exit or use too much memory: only these are lost."""
 
 from __future__ import annotations
 
+import json
+import shutil
 import signal
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
+import torch
 from bad_cases import ABORT, EXIT, EXTENSIONS, HANG, HUGE, SEGFAULT, bad_trace
-from programs import program_path, receive_ctrl_c, refusal, run_command, succeed, wait_for
+from example_trace import write
+from programs import program_path, receive_ctrl_c, refusal, run_command, run_python, succeed, wait_for
 
 from opgrip.replay import Results
+from opgrip.replay.results.results import CONTENDED, FAILED, OK, TIMEOUT
+from opgrip.traces.schema.arguments import TensorSpec
+from opgrip.traces.schema.records import OPERATOR, Calls, End, Scope, Signature
 
 TRUSTED = [word for name in EXTENSIONS for word in ("--extension", name)]
 FAST = ["--iterations", "3", "--warmup", "0"]
@@ -109,3 +117,161 @@ def test_rows_are_appended_to_a_file(tmp_path: Path, suffix: str) -> None:
     assert len(whole) == 5
     assert whole["case"].is_unique
     assert set(whole["status"]) == {"ok"}
+
+
+FAST_SAMPLES = ("--iterations", "1", "--warmup", "0", "--timeout", "2")
+
+SCRIPT = """
+import torch
+from opgrip import grip
+
+class Scale:
+    def __init__(self, factor):
+        self.factor = factor
+
+@grip(to='all')
+def fine(x, scale, pair=None):
+    x.add_(1)
+    return x * scale.factor
+
+x = torch.ones(3)
+fine(x, Scale(2.0), [x, torch.ones(2)])
+"""
+
+BODY = """
+import os, sys, time, torch
+class Scale:
+    pass
+{top}
+def {name}(x, scale, pair=None):
+    {body}
+    return x * scale.factor
+"""
+
+CRASHES = ("failed", "it ended its process: aborted")
+# name : text at module level, body of the function, status, reason
+BAD = {
+    "crashes": ("", "os.abort()", *CRASHES),
+    "crashes_at_import": ("os.abort()", "pass", *CRASHES),
+    "crashes_at_second_call": ("seen = []", "seen.append(1); len(seen) > 1 and os.abort()", *CRASHES),
+    "exits": ("", "sys.exit(3)", "failed", "SystemExit: 3"),
+    "exits_at_import": ("sys.exit('no')", "pass", "failed", "SystemExit: no"),
+    "ends": ("", "os._exit(0)", "failed", "it ended its process with status 0"),
+    "fills_memory": ("", "torch.ones(1 << 50)", "failed", "out of memory: "),
+    "hangs": ("", "time.sleep(600)", "timeout", "it took longer than 2 s"),
+    "hangs_at_import": ("time.sleep(600)", "pass", "timeout", "it took longer than 2 s"),
+    "lacks_class": ("del Scale", "pass", "failed", "cannot be loaded"),
+    "needs": ("import not_here", "pass", "unsupported", "it needs not_here, which is not installed"),
+    "raises": ("", "raise ValueError('bad')", "failed", "ValueError: bad"),
+    "raises_at_import": ("1 / 0", "pass", "failed", "raises_at_import cannot be loaded: ZeroDivisionError"),
+    "crashes_with_its_inputs": ("Scale.__del__ = lambda self: os.abort()", "pass", *CRASHES),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Create a folder with good samples, some with side effects, and one for each kind of failure."""
+    folder = tmp_path_factory.mktemp("bad")
+    (folder / "uses.py").write_text(SCRIPT)
+    run_python("uses.py", cwd=folder, status=0)
+    for name, (top, body, *_) in BAD.items():
+        plant(folder / "all", name, top, body)
+    plant(folder / "all", "changes_folder", "os.chdir('/')", "os.chdir('/')")
+    plant(folder / "all", "forks", "", "os.fork()")
+    plant(folder / "all", "hangs_at_exit", "import atexit; atexit.register(time.sleep, 600)", "pass")
+    return folder
+
+
+def plant(folder: Path, name: str, top: str, body: str) -> None:
+    shutil.copytree(folder / "fine", folder / name)
+    about = json.loads((folder / name / "sample.json").read_text())
+    (folder / name / "sample.json").write_text(json.dumps(about | {"name": name, "entry": name, "file": "code.py"}))
+    calls = (folder / name / "calls.jsonl").read_text()
+    (folder / name / "calls.jsonl").write_text(calls.replace('"fine"', f'"{name}"'))
+    (folder / name / "code.py").write_text(BODY.format(top=top, name=name, body=body))
+
+
+@pytest.fixture(scope="module")
+def sample_rows(folder: Path) -> pd.DataFrame:
+    succeed("opreplay", "all", *FAST_SAMPLES, "-o", "rows.json", cwd=folder)
+    return Results.load(folder / "rows.json").frame.set_index("op")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BAD)
+def test_bad_sample_fails_in_its_row(sample_rows: pd.DataFrame, name: str) -> None:
+    *_, status, reason = BAD[name]
+    row = sample_rows.loc[name]
+    assert row["status"] == status
+    assert reason in row["error"]
+    assert row["shapes"] == "float32[3] Scale [float32[3],float32[2]]"
+
+
+@pytest.mark.slow
+def test_good_samples_are_measured_next_to_bad_ones(sample_rows: pd.DataFrame) -> None:
+    assert sample_rows.index.is_unique
+    assert set(sample_rows.index) == {*BAD, "changes_folder", "fine", "forks", "hangs_at_exit"}
+    # its forks use the processors too
+    assert sample_rows.loc["forks", "status"] in {"ok", "contended"}
+    fine = sample_rows.drop(index=[*BAD, "forks"])
+    assert set(fine["status"]) == {"ok"}
+    assert (fine["median_us"] > 0).all()
+
+
+@pytest.mark.slow
+def test_listing_bad_samples_runs_none_of_their_code(folder: Path) -> None:
+    done = succeed("opreplay", "all", "--list", cwd=folder)
+    assert {*BAD, "fine"} <= set(done.stdout.split())
+
+
+@pytest.mark.slow
+def test_bad_sample_fails_in_all_of_its_rows(folder: Path) -> None:
+    options = ["--op", "crashes", "--op", "exits", "--op", "fine", "--mode", "jit", "--backward", "--strict"]
+    done = run_command("opreplay", "all", *options, *FAST_SAMPLES, "-o", "four.json", cwd=folder)
+    assert done.returncode == 1, done.stderr
+    sample_rows = Results.load(folder / "four.json").frame
+    assert sample_rows.groupby("op").size().to_dict() == {"crashes": 4, "exits": 4, "fine": 4}
+    assert set(sample_rows[sample_rows["op"] != "fine"]["status"]) == {"failed"}
+    assert "ok" in set(sample_rows[sample_rows["op"] == "fine"]["status"])
+
+
+FAST_STEP = ["--sequence", "--iterations", "1"]
+
+
+def run_bad(trace: Path, output: Path, *options: str, status: int = 0) -> tuple[dict[str, str], dict[str, str]]:
+    """Return, by operator, the reasons why calls did not run on flowing values, and the status of their rows."""
+    done = run_command("opreplay", trace, *FAST_STEP, *options, "-o", output)
+    assert done.returncode == status, done.stderr
+    result: dict[str, Any] = json.loads(output.read_text())
+    reasons = {row["op"]: f"{row['status']}: {row['reason']}" for row in result["sequence"]["not_replayed"]}
+    for row in result["results"]:
+        assert row["error"] is None or row["error"] in reasons[row["op"]]
+    return reasons, {row["op"]: row["status"] for row in result["results"]}
+
+
+@pytest.mark.slow
+def test_bad_call_is_reported_and_not_run_again(tmp_path: Path) -> None:
+    trusted = [word for name in EXTENSIONS for word in ("--extension", name)]
+    reasons, statuses = run_bad(bad_trace(tmp_path / "t.jsonl"), tmp_path / "r.json", *trusted, "--timeout", "2")
+    assert set(reasons) == {SEGFAULT, ABORT, EXIT, HANG, HUGE}
+    assert "it ended its process: segmentation fault" in reasons[SEGFAULT]
+    assert "it ended its process: aborted" in reasons[ABORT]
+    assert "it ended its process with status 3" in reasons[EXIT]
+    assert "it took longer than 2 s" in reasons[HANG]
+    assert "unsupported: " in reasons[HUGE]
+    assert statuses == {
+        **dict.fromkeys([SEGFAULT, ABORT, EXIT, HUGE], FAILED),
+        HANG: TIMEOUT,
+        "aten.mul.Tensor": OK if statuses["aten.mul.Tensor"] == OK else CONTENDED,
+    }
+
+
+def test_call_with_larger_outputs_than_recorded_hits_the_memory_limit(tmp_path: Path) -> None:
+    recorded = TensorSpec((2, 3), (3, 1), torch.float32, "cpu")
+    signature = Signature(0, OPERATOR, "aten.ones.default", ([30_000, 30_000],), {}, outputs=recorded)
+    records = [Scope(0, "", "", "forward"), signature, Calls(0, [0], [0], [10], [5]), End(1, 1, 10)]
+    reasons, statuses = run_bad(
+        write(tmp_path / "t.jsonl", records), tmp_path / "r.json", "--memory-limit", "1GB", status=1
+    )
+    assert reasons["aten.ones.default"] == "unsupported: out of memory: 3.6 GB were requested"
+    assert statuses == {"aten.ones.default": FAILED}

@@ -1,22 +1,28 @@
-"""`--device sim:0,sim:1`: cases distributed over two devices, with one process per device."""
+"""Cases distributed over two devices, with one process per device, and reading the output of several processes."""
 
 from __future__ import annotations
 
 import gzip
 import json
 import subprocess
+from collections.abc import Iterator
 from contextlib import redirect_stderr
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from programs import program_path, wait_for
 from simulation import on_simulator
 
 from opgrip.capture import Capture
-from opgrip.replay import Results
+from opgrip.errors import UserError
+from opgrip.replay import Results, replay
 from opgrip.replay.command.opreplay import main as opreplay
+from opgrip.replay.replay_options import request_with
+from opgrip.replay.run.workload import Workload, load_workload
+from opgrip.replay.workers.scheduling import PARTS, DealtWindows
 
 BOTH = ("--device", "sim:0,sim:1")
 FEW = ("--iterations", "2", "--warmup", "0", "--cache", "warm", "--clock-warmup", "0")
@@ -31,7 +37,7 @@ def capture_calls(path: Path, count: int = 7) -> Path:
     return path
 
 
-def replay(trace: Path, *options: str) -> Any:
+def replay_on_both(trace: Path, *options: str) -> Any:
     """Return the results of a quick replay on both devices."""
     output = trace.with_suffix(".rows.json")
     # create contexts, so that no further process starts to query the devices
@@ -43,7 +49,7 @@ def replay(trace: Path, *options: str) -> Any:
 
 @on_simulator(SIM_FAIL="aten::cos=device-side assert triggered", SIM_DURATIONS="aten::sin=50000")
 def test_devices_share_the_cases_and_a_failing_case_costs_its_row(tmp_path: Path) -> None:
-    rows = replay(capture_calls(tmp_path / "t.jsonl"))
+    rows = replay_on_both(capture_calls(tmp_path / "t.jsonl"))
     assert len(rows) == 8
     bad = rows[~rows["status"].isin(["ok", "contended"])]
     assert bad["op"].tolist() == ["aten.cos.default"]
@@ -61,7 +67,7 @@ def test_killed_replay_on_two_devices_resumes(tmp_path: Path) -> None:
         process.kill()
     kept = [row for line in journal.read_text().splitlines()[1:] for row in json.loads(line)]
     assert 2 <= len(kept) < 8
-    rows = replay(trace, "--resume")
+    rows = replay_on_both(trace, "--resume")
     assert rows["case"].is_unique
     assert len(rows) == 8
     by_case = rows.set_index("case")
@@ -71,7 +77,7 @@ def test_killed_replay_on_two_devices_resumes(tmp_path: Path) -> None:
 
 @on_simulator()
 def test_rows_of_a_case_run_on_one_device_and_the_timeline_has_both(tmp_path: Path) -> None:
-    rows = replay(capture_calls(tmp_path / "t.jsonl", 3), "--mode", "eager,jit", "--profile")
+    rows = replay_on_both(capture_calls(tmp_path / "t.jsonl", 3), "--mode", "eager,jit", "--profile")
     assert len(rows) == 8
     assert set(rows["status"]) == {"ok"}
     assert (rows.groupby("case")["device"].nunique() == 1).all()
@@ -103,3 +109,41 @@ def test_options_for_one_device_are_refused_with_two(tmp_path: Path) -> None:
         with redirect_stderr(StringIO()) as errors:
             assert opreplay([str(trace), *BOTH, option]) == 2
         assert errors.getvalue() == f"opreplay: error: {problem}: name one with --device\n"
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("spread") / "t.jsonl"
+    with Capture(path):
+        for size in range(1, 22):
+            torch.ones(size).sin()
+    return path
+
+
+def loaded_on(trace: Path, device: str) -> Workload:
+    return load_workload(request_with(trace, device=device, op="aten.sin*", cache="warm"))
+
+
+def numbers(cases: Iterator[list[Any]]) -> list[list[int]]:
+    return [[case.number for case in window] for window in cases]
+
+
+def test_devices_start_with_equal_parts_and_a_finished_one_takes_more(trace: Path) -> None:
+    loaded = loaded_on(trace, "cuda,cuda:1")
+    windows = DealtWindows(loaded, done=())
+    dealt = {device: len(windows.dealt_to(device)) for device in ("cuda:0", "cuda:1")}
+    assert dealt == {"cuda:0": 12, "cuda:1": 9}
+    slow, quick = windows.take("cuda:0"), windows.take("cuda:1")
+    first = numbers(iter([next(slow)]))
+    others = numbers(quick)
+    assert len(others) > PARTS - 1
+    assert numbers(slow) == []
+    assert sorted(number for window in first + others for number in window) == sorted(
+        case.number for case in loaded.cases
+    )
+
+
+@pytest.mark.parametrize("devices", ["cpu,cpu", "cpu,meta"])
+def test_cases_are_spread_only_over_accelerators(trace: Path, devices: str) -> None:
+    with pytest.raises(UserError, match="several devices must be different accelerators, got cpu, "):
+        replay(trace, device=devices)

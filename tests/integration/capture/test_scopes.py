@@ -1,10 +1,13 @@
-"""Tests of where calls come from: modules, functions, lines, phases, settings."""
+"""Tests of where calls come from: modules, functions and their qualified names, lines, phases, settings."""
 
 from __future__ import annotations
 
 import inspect
+import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import pytest
@@ -14,6 +17,8 @@ from programs import captured, succeed
 from torch import nn
 from torch.profiler import record_function
 
+from opgrip.capture.program import places as qualified_names
+from opgrip.capture.program.places import qualified_name
 from opgrip.traces import Trace, load
 
 
@@ -355,3 +360,51 @@ def test_functions_of_opgrip_are_not_in_scopes(tmp_path: Path) -> None:
     scopes = load(tmp_path / "t.jsonl").scopes
     assert {scope.function for scope in scopes} <= {"", "<module>", "factory", "deepcopy"}
     assert not any("opgrip" in scope.file or "bin/" in scope.file for scope in scopes)
+
+
+def plain() -> None:
+    pass
+
+
+def outer() -> list[Callable[..., Any]]:
+    class Inner:
+        def method(self) -> Callable[[], None]:
+            def deepest() -> None:
+                pass
+
+            return deepest
+
+        @staticmethod
+        def decorated() -> None:
+            pass
+
+    return [Inner.method, Inner().method(), Inner.decorated, lambda: None]
+
+
+class WithForward:
+    def forward(self) -> None:
+        pass
+
+
+def code_of(function: Callable[..., Any]) -> CodeType:
+    code: CodeType = function.__code__  # type: ignore[attr-defined]
+    return code
+
+
+def test_qualified_name_equals_that_of_the_function() -> None:
+    for function in (plain, outer, *outer(), WithForward.forward):
+        assert qualified_name(code_of(function), globals()) == function.__qualname__
+
+
+def test_qualified_name_is_read_from_the_source_if_code_lacks_it() -> None:
+    names = qualified_names._names(__file__)
+    for function in (plain, outer, *outer(), WithForward.forward):
+        code = code_of(function)
+        assert names[code.co_name, code.co_firstlineno] == function.__qualname__
+
+
+def test_plain_name_is_used_without_a_source() -> None:
+    scope: dict[str, Any] = {}
+    exec(compile("class A:\n    def f(self): pass\n", "<nowhere>", "exec"), scope)
+    expected = "A.f" if sys.version_info >= (3, 11) else "f"
+    assert qualified_name(code_of(scope["A"].f), scope) == expected

@@ -1,4 +1,4 @@
-"""Tests that a row's identity contains everything that changes its measurement, for each option of opreplay."""
+"""Everything derived from declarations of options and columns, such as the identity of a row."""
 
 from __future__ import annotations
 
@@ -10,18 +10,22 @@ from typing import Any
 import pytest
 import torch
 from made_runs import HEADER, make_row
+from programs import ROOT, run_python
 from settings import settings_of
 
 from opgrip.capture import Capture
 from opgrip.cli.options import CASES, EFFORT, IDENTITY, OUTPUT, RUN, options_in
 from opgrip.errors import UserError
+from opgrip.replay.analyses.nsys import NsysColumns
 from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.comparison import compare
 from opgrip.replay.comparison.results_store import merge_runs
 from opgrip.replay.outcome import Results
-from opgrip.replay.replay_options import make_parser, option_classes, run_settings
+from opgrip.replay.replay_options import make_parser, option_classes, request_with, run_settings
+from opgrip.replay.reports.cells import all_columns, read_frame
 from opgrip.replay.reports.result_files import write_json
 from opgrip.replay.results.results import VARIANT_COLUMNS, Result
+from opgrip.replay.run.request import identity
 from opgrip.replay.run.workload import expected_rows
 from opgrip.traces import load
 
@@ -150,3 +154,42 @@ def test_failed_row_is_joined_with_one_that_ran(program: Path) -> None:
     ran = [replace(row, median_us=1.0, times_us=[1.0]) for row in rows]
     failed = [replace(row, status="failed", error="it broke") for row in rows]
     assert len(compare(run_of(*ran), run_of(*failed)).broken) == len(rows)
+
+
+ROW = Result(3, "aten.mm.default", "float32[2,2]", 2, 1.0, "eager", "cpu", "ok", 1.0, 2.0, median_us=1.5, flops=16)
+
+
+@pytest.mark.parametrize("suffix", [".json", ".csv"])
+def test_files_and_frames_have_all_columns_in_order_and_round_trip(tmp_path: Path, suffix: str) -> None:
+    rows = [ROW.adding(NsysColumns(nsys_us=2.0, nsys_runs=4)), ROW]
+    results = Results(rows, {"trace": "t.jsonl"})
+    results.save(tmp_path / f"out{suffix}")
+    names = [about.name for about in all_columns()]
+    assert names[:3] == ["case", "op", "shapes"]
+    assert list(read_frame(tmp_path / f"out{suffix}").columns) == list(results.frame.columns) == names
+    first, second = Results.load(tmp_path / f"out{suffix}")
+    assert (NsysColumns.of(first), NsysColumns.of(second)) == (NsysColumns(nsys_us=2.0, nsys_runs=4), NsysColumns())
+    assert type(NsysColumns.of(first).nsys_runs) is int
+    assert (first.case, first.flops, second.threads) == (3, 16, None)
+
+
+def test_roofline_drawing_requires_limits(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="replay with roofline="):
+        Results([ROW], {"trace": "t.jsonl"}).save(tmp_path / "out.svg")
+    assert not list(tmp_path.iterdir())
+
+
+def test_explicit_default_options_do_not_change_the_identity(tiny_trace: Path) -> None:
+    plain = identity(request_with(tiny_trace))
+    assert identity(request_with(tiny_trace, cache="program", mode="eager", timeout=7, memory_limit="8GB")) == plain
+    assert (
+        identity(request_with(tiny_trace, mode="jit"))
+        == identity(request_with(tiny_trace, mode=["eager", "jit"]))
+        != plain
+    )
+    assert identity(request_with(tiny_trace, top=3)) != plain
+
+
+def test_documented_options_and_columns_match_their_declarations() -> None:
+    # in an interpreter without parts that other tests add
+    run_python(ROOT / "docs" / "tables.py", "--check", status=0)

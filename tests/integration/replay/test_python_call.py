@@ -1,19 +1,34 @@
-"""Tests of `replay()` called from Python."""
+"""Calls of `replay()`: their arguments and results, what they leave unchanged, and the memory that they need."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from example_trace import write
+from foreign_data import case_files, needs_cases
 from programs import run_python, succeed
+from settings import rows_of, settings_of
 
 import opgrip
+from opgrip.capture import Capture
 from opgrip.cli.options import arguments_of
 from opgrip.replay import Results, replay
-from opgrip.replay.replay_options import make_parser
-from opgrip.traces import UserError
+from opgrip.replay.cases.cases import Case, Selection, make_cases
+from opgrip.replay.inputs import filling
+from opgrip.replay.operators.lookup import Unsupported, find_operator
+from opgrip.replay.operators.memory import bytes_of, with_memory
+from opgrip.replay.replay_options import make_parser, request_with
+from opgrip.replay.results.results import OK, Result
+from opgrip.replay.run.preparation import Prepared, prepare
+from opgrip.replay.run.workload import Workload, load_workload
+from opgrip.traces import UserError, load
+from opgrip.traces.schema.records import EXTENSION, Signature
 
 FAST = {"iterations": 1, "warmup": 0}
 OPS = ("aten.convolution.default", "aten.native_batch_norm.default")
@@ -149,3 +164,175 @@ def test_script_that_has_used_torch_replays_without_extra_output(tiny_trace: Pat
     (tmp_path / "script.py").write_text(SCRIPT)
     done = run_python("script.py", tiny_trace, cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "2\n", "")
+
+
+SETTINGS = settings_of(warmup=1, iterations=3)
+
+
+def replayed(folder: Path, program: Any, settings: Workload = SETTINGS) -> dict[str, Result]:
+    """Return the results of a program's calls, by operator."""
+    with Capture(folder / "t.jsonl", extensions=settings.request.inputs.extensions):
+        program()
+    return {result.op: result for result in rows_of(make_cases(load(folder / "t.jsonl")), settings)}
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda: torch.ones(200, 8).index_select(0, torch.randint(0, 200, (300,))),
+        lambda: torch.nn.functional.embedding(torch.randint(0, 50, (40, 9)), torch.randn(50, 4)),
+        lambda: torch.nn.functional.embedding_bag(
+            torch.randint(0, 50, (400,)), torch.randn(50, 4), torch.arange(0, 400, 4)
+        ),
+        lambda: torch.nn.functional.cross_entropy(torch.randn(300, 80), torch.randint(0, 80, (300,))),
+        lambda: torch.zeros(90, 70).scatter_add_(1, torch.randint(0, 70, (90, 70)), torch.randn(90, 70)),
+        lambda: torch.zeros(500).index_put_((torch.randint(0, 500, (900,)),), torch.randn(900), accumulate=True),
+        lambda: torch.multinomial(torch.rand(20, 100), 7),
+        lambda: torch.nn.functional.ctc_loss(
+            torch.randn(20, 2, 9).log_softmax(2),
+            torch.randint(1, 9, (2, 5)),
+            torch.tensor([20, 20]),
+            torch.tensor([5, 4]),
+        ),
+        lambda: torch.nn.MaxUnpool2d(2)(*torch.nn.MaxPool2d(2, return_indices=True)(torch.randn(1, 2, 16, 16))),
+        lambda: torch.segment_reduce(torch.randn(100), "sum", lengths=torch.full((25,), 4)),
+    ],
+)
+def test_operators_that_read_indices_get_valid_ones(tmp_path: Path, program: Any) -> None:
+    for result in replayed(tmp_path, program).values():
+        assert (result.status, result.error) == ("ok", None)
+        assert result.faithful
+
+
+@pytest.mark.parametrize(
+    ("op", "message"),
+    [
+        ("os:system", "is not trusted"),
+        ("posix:system", "is not trusted"),
+        ("mmcv._ext:__loader__", "has no function|not installed"),
+        ("mmcv._ext", "is not a function's name"),
+    ],
+)
+def test_functions_are_found_only_in_trusted_extensions(op: str, message: str) -> None:
+    with pytest.raises(Unsupported, match=message):
+        find_operator(Signature(0, EXTENSION, op, (), {}))
+
+
+def test_trusted_extension_functions_replay(tmp_path: Path) -> None:
+    import math
+
+    trusted = settings_of(warmup=1, iterations=3, extension="math")
+    assert replayed(tmp_path, lambda: math.hypot(3.0, 4.0), trusted)["math:hypot"].status == "ok"
+
+
+def test_other_output_shapes_are_reported(tmp_path: Path) -> None:
+    def program() -> None:
+        # value models of elements do not show which rows are equal
+        torch.randint(0, 10, (5, 3)).repeat(100, 1).unique(dim=0)
+
+    assert replayed(tmp_path, program)["aten.unique_dim.default"].faithful is False
+
+
+def test_flops_and_bytes_are_those_of_a_call(tmp_path: Path) -> None:
+    row = replayed(tmp_path, lambda: torch.mm(torch.ones(4, 5), torch.ones(5, 6)))["aten.mm.default"]
+    assert row.flops == 2 * 4 * 5 * 6
+    assert (row.bytes_in, row.bytes_out) == (4 * (4 * 5 + 5 * 6), 4 * 4 * 6)
+
+
+def test_expanded_elements_are_counted_once(tmp_path: Path) -> None:
+    x = torch.ones(3, 1).expand(3, 1000)
+    assert replayed(tmp_path, lambda: x.sum())["aten.sum.default"].bytes_in == 4 * 3
+
+
+def test_calls_inside_an_extension_function_are_not_replayed_twice(tmp_path: Path) -> None:
+    cases = make_cases(load(write(tmp_path / "t.jsonl")))
+    assert {(case.op, case.count) for case in cases} == {("aten.mul.Tensor", 1), ("mmcv._ext:nms", 1)}
+
+
+def test_top_cases_are_those_with_the_most_time(detector_trace: Path) -> None:
+    trace = load(detector_trace)
+    everything, top = make_cases(trace), make_cases(trace, Selection(top=5))
+    assert [case.number for case in top] == [case.number for case in everything[:5]]
+    longest = trace.calls.groupby("signature")["time_ns"].agg(lambda times: len(times) * times.median()).idxmax()
+    assert top[0].number == longest
+
+
+# program that prints the peak memory of a command's largest process, in bytes; the tests' own process cannot start the
+# command, because the kernel counts the peak of a process for the commands that it starts
+PEAK_OF_CHILDREN = """
+import resource, subprocess, sys
+subprocess.run(sys.argv[1:], check=True)
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024)
+"""
+
+
+@pytest.mark.slow
+@needs_cases
+def test_replay_of_a_server_takes_at_most_twice_the_memory_of_its_largest_case(tmp_path: Path) -> None:
+    (profile,) = case_files("tracelens/inference_sglang_decode_capture_traces_bs_32_rank0.json.gz")
+    options = ("--device", "cpu", "--top", "15", "--iterations", "1", "--warmup", "0", "-o", "r.json")
+    command = [sys.executable, "-c", PEAK_OF_CHILDREN, sys.executable, "-m", "opgrip.replay", profile, *options]
+    peak = int(subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout.split()[-1])
+    rows = json.loads((tmp_path / "r.json").read_text())["results"]
+    assert len(rows) == 15
+    largest_bytes = max(row["bytes_in"] + row["bytes_out"] for row in rows)
+    assert largest_bytes > 1 << 30
+    assert peak <= 2 * largest_bytes
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e4m3fn, torch.complex64])
+def test_values_of_large_tensors_are_drawn_in_blocks(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    def filled() -> torch.Tensor:
+        tensor = torch.empty(1 << 10, 1 << 10, dtype=dtype)
+        filling.fill(tensor, None, torch.Generator().manual_seed(0), dtype)
+        return tensor
+
+    whole = filled()
+    monkeypatch.setattr(filling, "BLOCK", 1 << 14)
+    tensor, memory = with_memory(filled, "cpu")
+    assert torch.equal(tensor.view(torch.uint8), whole.view(torch.uint8))
+    assert memory.peak <= tensor.nbytes + (1 << 19)
+
+
+ELEMENTS = 1 << 23
+
+
+@pytest.fixture(scope="module")
+def workload(tmp_path_factory: pytest.TempPathFactory) -> Workload:
+    """Return the calls of a program that write into large arguments."""
+    path = tmp_path_factory.mktemp("memory") / "writes.jsonl"
+    tensors = [torch.rand(ELEMENTS) for _ in range(5)]
+    with Capture(path), torch.no_grad():
+        tensors[0].add_(tensors[1])
+        rates = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.0, "eps": 1e-8}
+        first, second, third, fourth, _ = ([tensor] for tensor in tensors)
+        torch._fused_adamw_(first, second, third, fourth, [], [torch.ones(())], **rates, amsgrad=False, maximize=False)
+    return load_workload(request_with(str(path)))
+
+
+@pytest.mark.parametrize("op", ["aten.add_.Tensor", "aten._fused_adamw_.default"])
+def test_mutating_call_needs_its_arguments_twice(workload: Workload, op: str) -> None:
+    case = next(case for case in workload.cases if case.op == op)
+    needed, rows = peak_of(case, workload)
+    assert [row.status for _, row, _ in rows] == [OK]
+    arguments = bytes_of([case.signature.args, case.signature.kwargs])
+    assert arguments >= 2 * ELEMENTS * 4
+    assert needed <= 2.1 * arguments
+
+
+def peak_of(case: Case, workload: Workload) -> tuple[int, list[Prepared]]:
+    rows, memory = with_memory(lambda: prepare(case, workload), "cpu")
+    return memory.peak, rows
+
+
+def test_runs_of_a_prepared_call_start_with_the_same_values(workload: Workload) -> None:
+    case = next(case for case in workload.cases if case.op == "aten.add_.Tensor")
+    ((_, _, timed_function),) = prepare(case, workload)
+    assert timed_function is not None
+    (first, *_), _ = timed_function.ready(1)[0]
+    before = first.clone()
+    timed_function.run()
+    runs = timed_function.ready(3)
+    assert len({args[0].data_ptr() for args, _ in runs}) == 3
+    for args, _ in runs:
+        torch.testing.assert_close(args[0], before, rtol=0, atol=0)

@@ -1,15 +1,23 @@
-"""Functions of all kinds, extracted from generated projects, return the same results."""
+"""Functions of generated projects, mmdet and mmseg, extracted from them, return the same results."""
 
 from __future__ import annotations
 
 import linecache
 import sys
+import warnings
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 from extracted_source import check_same_results, entry_of, extract
+from grip_exchange import run_all, write
+from grip_zoo import COMPILED, ZOO, Specimen, gripped
+from optional import optional
+
+from opgrip.capture.grip.sample_folder import check_names
+from opgrip.capture.grip.source.module import ModuleText, lay_out, requirements_of
 
 
 def test_closures_become_constants_and_functions_of_the_module(project: Callable[..., ModuleType]) -> None:
@@ -185,3 +193,33 @@ def test_functions_of_a_notebook_are_extracted(monkeypatch: pytest.MonkeyPatch) 
     made = check_same_results(vars(notebook)["run"], torch.rand(3))
     assert "# doubles" in made.text
     assert "import numpy as np\nimport torch\n" in made.text
+
+
+optional("mmdet")
+optional("mmseg")
+
+
+def extract_specimen(one: Specimen, folder: Path) -> ModuleText:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = gripped(one)
+        made = lay_out(found, requirements_of(found), "a test")
+    check_names(made.text, made.absent)
+    write(folder, found, made)
+    return made
+
+
+@pytest.mark.slow
+def test_extracted_functions_run_without_their_projects(tmp_path: Path) -> None:
+    made = {one.name: extract_specimen(one, tmp_path / one.name) for one in ZOO}
+    assert {name for one in made.values() for name in one.imports} <= {"numpy", "scipy", "torch"}
+    found = run_all([tmp_path / name for name in made], ["mmdet", "mmseg", "mmengine", "mmcv"])
+    assert {folder: wrong for folder, wrong in found.items() if wrong} == {}
+
+
+@pytest.mark.slow
+def test_compiled_functions_of_a_framework_remain_imports(tmp_path: Path) -> None:
+    made = {one.name: extract_specimen(one, tmp_path / one.name) for one in COMPILED}
+    assert all("mmcv" in one.imports for one in made.values())
+    found = run_all([tmp_path / name for name in made], ["mmdet", "mmseg"])
+    assert {folder: wrong for folder, wrong in found.items() if wrong} == {}

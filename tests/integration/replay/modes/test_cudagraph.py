@@ -1,19 +1,19 @@
-"""Tests of the mode `cudagraph` without a GPU: a stand-in for CUDA's graphs runs operators again on the same memory.
-
-They show where a graph reads and writes, but not what CUDA allows during a capture.
-"""
+"""CUDA graph modes without a GPU: a stand-in for CUDA's graphs, and their combination with options."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from programs import refusal, run_command
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from opgrip.replay import Results
 from opgrip.replay.modes import Program, Task, find_mode
 from opgrip.replay.modes.cudagraph import _stream_and_anchor
 from opgrip.replay.programs import run_program
@@ -151,3 +151,51 @@ def test_synchronizing_call_is_refused_before_the_graph_capture(cuda: Cuda) -> N
         captured(waiting, torch.ones(3))
     assert not cuda.raises
     assert len(cuda.captures) <= 1
+
+
+GRAPH = ("--exec-mode", "graph")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((*GRAPH, "--mode", "cudagraph"), "cannot capture cudagraph, which runs CUDA graphs itself"),
+        (
+            (*GRAPH, "--mode", "jit,reduce-overhead"),
+            "cannot capture reduce-overhead, which runs CUDA graphs itself",
+        ),
+        ((*GRAPH, "--mode", "compile:cudagraphs"), "cannot capture compile:cudagraphs, which runs CUDA graphs itself"),
+        ((*GRAPH, "--reference", "cudagraph"), "cannot capture cudagraph, which runs CUDA graphs itself"),
+        ((*GRAPH, "--backward"), "cannot capture a backward pass, which runs on the stream of its forward pass"),
+    ],
+)
+def test_graph_inside_a_graph_is_refused_in_one_line(tiny_trace: Path, options: tuple[str, ...], message: str) -> None:
+    error = refusal("opreplay", tiny_trace, *options, in_one_line=True)
+    assert error.startswith("opreplay: error: --exec-mode graph ")
+    assert message in error
+    assert error.endswith(": time it with --exec-mode events\n")
+
+
+def test_row_explains_that_graph_modes_need_a_gpu(tiny_trace: Path, tmp_path: Path) -> None:
+    output = tmp_path / "rows.json"
+    modes = ("--mode", "reduce-overhead,cudagraph", "--top", "1", "--iterations", "2", "--jobs", "1")
+    done = run_command("opreplay", tiny_trace, *modes, "-o", output)
+    assert done.returncode == 1, done.stderr
+    assert "nothing ran with --mode reduce-overhead: " in done.stderr
+    rows = Results.load(output).frame.set_index("mode")
+    assert rows.loc["reduce-overhead", "status"] == rows.loc["cudagraph", "status"] == "unsupported"
+    message = "it needs CUDA graphs, which cpu does not support: use compile"
+    assert rows.loc["reduce-overhead", "error"] == message
+    assert rows.loc["cudagraph", "error"] == "cudagraph runs on cuda, not on cpu"
+
+
+@pytest.mark.slow
+def test_graph_mode_is_refused_with_several_streams(tiny_trace: Path, tmp_path: Path) -> None:
+    output = tmp_path / "rows.json"
+    several = ("--mode", "reduce-overhead", "--streams", "2", "--top", "1", "--iterations", "2", "--jobs", "1")
+    done = run_command("opreplay", tiny_trace, *several, "-o", output)
+    assert done.returncode == 1, done.stderr
+    assert "nothing ran with --mode reduce-overhead: " in done.stderr
+    row = Results.load(output).frame.set_index("mode").loc["reduce-overhead"]
+    assert row["status"] == "unsupported"
+    assert row["error"] == "reduce-overhead replays CUDA graphs in one thread: remove --streams"

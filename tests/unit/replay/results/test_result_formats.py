@@ -1,21 +1,33 @@
-"""File formats of results."""
+"""Files of results: their formats, and untrusted ones, for which one line reports the error."""
 
 from __future__ import annotations
 
+import csv
 import json
 import math
+import os
 import zipfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
+import pyarrow
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from made_runs import HEADER, make_row, make_run
+from pyarrow import parquet
 
+from opgrip.cli.output_files import quoted, unquoted
 from opgrip.errors import UserError
 from opgrip.replay import Results
+from opgrip.replay.comparison import compare
+from opgrip.replay.comparison.comparison_files import FORMS
 from opgrip.replay.outcome import write_results
+from opgrip.replay.reports import result_files
 from opgrip.replay.results.ratios import join_repeats
+from opgrip.tools.report import make_page
 
 EVIL = "=cmd|'/c calc'!A1 & <b> % $ # _ { } ~ ^ \\ \x07"
 
@@ -93,3 +105,155 @@ def test_junit_file_has_a_test_per_row(tmp_path: Path) -> None:
     assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("4", "2", "1")
     outcomes = [[child.tag for child in test] for test in suite.iter("testcase")]
     assert outcomes == [[], ["failure"], ["skipped"], ["failure"]]
+
+
+STRANGE: list[Any] = [None, True, -1, 10**400, float("nan"), "", "\ud800", [None], [[]], {}]
+FORMULAS = ["=1+1", "+cmd|'/c calc'!A1", "-2+3", "@SUM(A1)", "\t=1", "'=1", "''", "-1", "None"]
+
+
+def stored(path: Path, run: Results) -> dict[str, Any]:
+    write_results(run.rows, run.header, path, force=True)
+    document: dict[str, Any] = json.loads(path.read_text())
+    return document
+
+
+def refused(path: Path, document: Any) -> str:
+    path.write_text(document if isinstance(document, str) else json.dumps(document))
+    with pytest.raises(UserError) as told:
+        Results.load(path)
+    return str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("column", "cell", "problem"),
+    [
+        ("median_us", "fast", "median_us: 'fast' is not a number"),
+        ("median_us", 1e200, "is too large"),
+        ("count", 1.5, "count: 1.5 is not a 64-bit integer"),
+        ("op", 7, "op: 7 is not a string"),
+        ("op", None, "op: a row has no op"),
+        ("status", "\x1b[2J", "is not one of ok, wrong"),
+        ("noisy", "yes", "is neither true nor false"),
+        ("times_us", [1.0, None], "is not a list of numbers"),
+        ("times_us", [float("nan")], "is too large, or not a number"),
+        ("unheard", 1, "has columns that this version"),
+    ],
+)
+def test_cell_that_its_column_cannot_hold_is_reported(column: str, cell: Any, problem: str, tmp_path: Path) -> None:
+    document = stored(tmp_path / "r.json", make_run(1, cases=2))
+    document["results"][1][column] = cell
+    assert problem in refused(tmp_path / "r.json", document)
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        "[]",
+        '"results"',
+        '{"results": ["a"]}',
+        "[" * 200_000,
+        '{"results": [], "environment": ' + "[" * 500 + "]" * 500 + "}",
+        '{"results": [], "environment": "here"}',
+        '{"results": [], "accelerator": {"devices": [1]}}',
+        '{"results": [], "seed": 1e999}',
+    ],
+)
+def test_malformed_document_is_reported_in_one_line(document: str, tmp_path: Path) -> None:
+    assert "\n" not in refused(tmp_path / "r.json", document)
+
+
+@pytest.mark.slow
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    column=st.sampled_from(
+        ("op", "key", "shapes", "count", "median_us", "times_us", "repeats", "weights", "status", "case")
+    ),
+    name=st.sampled_from(("trace", "environment", "accelerator", "ceilings", "threads", "device", "time", "tests")),
+    cell=st.sampled_from(STRANGE),
+    fact=st.sampled_from(STRANGE),
+)
+def test_any_results_that_are_read_can_be_compared_and_shown(
+    column: str, name: str, cell: Any, fact: Any, tmp_path: Path
+) -> None:
+    run = make_run(1, cases=3, repeats=2)
+    document = stored(tmp_path / "r.json", run)
+    document["results"][0][column] = cell
+    document[name] = fact
+    (tmp_path / "r.json").write_text(json.dumps(document))
+    try:
+        strange = Results.load(tmp_path / "r.json")
+    except UserError:
+        return
+    for one, other in ((strange, run), (run, strange)):
+        comparison = compare(one, other)
+        for write in FORMS.values():
+            write([comparison], []).encode(errors="backslashreplace")
+    make_page({"strange": strange}, {}, "title")
+
+
+def test_parquet_file_with_other_types_is_reported_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "folder=1" / "r.parquet"
+    path.parent.mkdir()
+    run = make_run(1, cases=2)
+    write_results(run.rows, run.header, path, force=False)
+    # the name of a folder is not a column
+    assert list(Results.load(path).rows) == list(run.rows)
+    table = parquet.ParquetFile(path).read()
+    for name, cells in {"op": [1, 2], "times_us": [1.0, 2.0], "count": ["a", "b"], "status": [b"ok", b"ok"]}.items():
+        place = table.schema.names.index(name)
+        parquet.write_table(table.set_column(place, name, pyarrow.array(cells)), path)
+        with pytest.raises(UserError, match="does not contain results"):
+            Results.load(path)
+    for header in (b"[" * 100_000, b"[]", b"\xff"):
+        parquet.write_table(table.replace_schema_metadata({b"opgrip": header}), path)
+        with pytest.raises(UserError, match="does not contain results"):
+            Results.load(path)
+
+
+@pytest.mark.parametrize("suffix", [".json", ".csv", ".parquet"])
+def test_results_that_may_never_end_are_refused(suffix: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / f"pipe{suffix}")
+    (tmp_path / f"zeros{suffix}").symlink_to("/dev/zero")
+    (tmp_path / f"folder{suffix}").mkdir()
+    for name, problem in (("pipe", "is a pipe"), ("zeros", "is not a regular file"), ("folder", "is a folder")):
+        with pytest.raises(UserError, match=f"{name}{suffix} {problem}: name a file"):
+            Results.load(tmp_path / f"{name}{suffix}")
+
+
+def test_results_that_would_fill_the_memory_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    many = '{"results": [], "x": [' + "[]," * (result_files.MOST_VALUES // 2) + "[]]}"
+    assert "contains more than 16,777,216 values: replay in parts" in refused(tmp_path / "r.json", many)
+    assert "has columns that this version" in refused(tmp_path / "r.csv", "," * 100_000)
+    monkeypatch.setattr(result_files, "LARGEST_TEXT", 1 << 20)
+    assert "is larger than 1 MB: replay in parts" in refused(tmp_path / "r.json", " " * (1 << 21))
+
+
+def test_small_file_with_millions_of_rows_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("opgrip.replay.reports.result_files.MOST_CELLS", 100_000)
+    cells = pyarrow.array([1] * 60_000, pyarrow.int64())
+    parquet.write_table(pyarrow.table({"case": cells, "count": cells}), tmp_path / "r.parquet", compression="zstd")
+    assert (tmp_path / "r.parquet").stat().st_size < 10_000
+    with pytest.raises(UserError, match="has more than 100,000 cells"):
+        Results.load(tmp_path / "r.parquet")
+
+
+@pytest.mark.parametrize("text", FORMULAS)
+def test_csv_cells_never_start_a_formula(text: str, tmp_path: Path) -> None:
+    assert unquoted(quoted(text)) == text
+    row = replace(make_row(0, [1.0, 2.0]), op=text, shapes=text, module=text, key="123e45")
+    write_results([row], HEADER, tmp_path / "r.csv", force=False)
+    with (tmp_path / "r.csv").open(newline="") as file:
+        (cells,) = csv.DictReader(file)
+    assert cells["op"][0] not in "=+@\t" or text == "+1"
+    assert cells["op"][0] != "-" or text == "-1"
+    (again,) = Results.load(tmp_path / "r.csv").rows
+    assert (again.op, again.shapes, again.key, again.note) == (text.replace("\t", "\\t"), again.op, "123e45", "")
+
+
+def test_names_are_escaped_in_markdown(tmp_path: Path) -> None:
+    evil = "[x](javascript:alert(1)) <img src=x onerror=alert(1)> |`_a_ `*b*"
+    rows = [replace(make_row(0, [1.0]), op=evil, captured_total_us=0.0, count=1)]
+    write_results(rows, {**HEADER, "trace": "a\n# b <i>"}, tmp_path / "r.md", force=False)
+    text = (tmp_path / "r.md").read_text()
+    assert "a\\\\n# b \\<i\\>" in text.splitlines()[0]
+    assert "\\[x\\](javascript:alert(1)) \\<img src=x onerror=alert(1)\\> \\|\\`\\_a\\_ \\`\\*b\\*" in text

@@ -1,26 +1,74 @@
-"""Tests of calls with slow page faults: they are marked, and the excess time is not counted."""
+"""Calls with page faults, slow memory or other disturbances: they are marked, and their excess time is not used."""
 
 from __future__ import annotations
 
+import time
 from itertools import accumulate, pairwise
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from example_trace import write
 from hypothesis import given
 from hypothesis import strategies as st
+from programs import succeed
 
-from opgrip.capture import Capture
+from opgrip.capture import Capture, Schedule
 from opgrip.capture.command.opcapture import closing_lines
-from opgrip.capture.timing.page_faults import CountedCall, SlowMemory
+from opgrip.capture.signatures import fitting
+from opgrip.capture.timing.page_faults import PERTURBING_NS, CountedCall, OwnWork, SlowMemory
 from opgrip.capture.writing import flusher as flushing
 from opgrip.platform import contention
 from opgrip.platform.contention import TICK_NS, usual_fault_ns
 from opgrip.replay.cases.cases import make_cases
-from opgrip.traces import load
+from opgrip.traces import Trace, load
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.records import Calls, End, Scope, Signature, Thread
+
+RESULT_PAGES = 4 * (1 << 20) // 4096  # pages of a result of four megabytes
+
+
+KEPT_AND_GIVEN_BACK = """
+import ctypes
+import torch
+
+allocator = ctypes.CDLL("libc.so.6")
+large = torch.ones(1 << 20)
+# M_MMAP_THRESHOLD and M_TRIM_THRESHOLD: glibc keeps what is freed
+allocator.mallopt(-3, 32 << 20)
+allocator.mallopt(-1, 1 << 30)
+torch.ones(1 << 22)
+for _ in range(40):
+    torch.ops.aten.cos(large)
+for _ in range(40):
+    allocator.malloc_trim(0)
+    torch.ops.aten.sin(large)
+"""
+
+
+def test_page_faults_distinguish_new_from_reused_memory(tmp_path: Path) -> None:
+    # a separate program, because results get huge pages in a process in which NumPy has had large arrays
+    (tmp_path / "program.py").write_text(KEPT_AND_GIVEN_BACK)
+    succeed("opcapture", "-o", "t.jsonl", "--", "program.py", cwd=tmp_path)
+    calls = load(tmp_path / "t.jsonl").calls
+    faults = {op: calls[calls["op"] == f"aten.{op}.default"]["page_faults"] for op in ("cos", "sin")}
+    assert (faults["sin"] > 0.9 * RESULT_PAGES).mean() > 0.9
+    # the block moves a little with each call, so a few calls get new pages anyway
+    assert (faults["cos"] < 0.1 * RESULT_PAGES).any()
+
+
+def test_small_calls_and_views_have_no_page_faults(tmp_path: Path) -> None:
+    large, small = torch.ones(1 << 20), torch.ones(8)
+    with Capture(tmp_path / "t.jsonl") as watched:
+        for _ in range(20):
+            small.sin()
+            large.view(1 << 10, 1 << 10)
+    calls = load(tmp_path / "t.jsonl").calls
+    assert (watched.calls, watched.dropped) == (40, 0)
+    assert (calls["page_faults"] == 0).all()
+
 
 USUAL_NS, SLOW_NS = 2_000, 12_000
 PAGES, WORK_NS = 3_000, 4_000_000  # page faults of a call that creates 12 MB, and its remaining time
@@ -137,3 +185,89 @@ def test_usual_page_fault_cost_is_plausible() -> None:
     usual = usual_fault_ns()
     assert usual is not None
     assert 10 < usual < 1_000_000
+
+
+SLOW_S = 0.03
+
+
+@pytest.fixture
+def slow_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    fit = fitting.fit_argument
+
+    def slow(*args: Any) -> Any:
+        time.sleep(SLOW_S)
+        return fit(*args)
+
+    monkeypatch.setattr(fitting, "fit_argument", slow)
+
+
+def marks_of(trace: Trace, op: str) -> list[bool]:
+    calls = trace.calls[trace.calls["op"] == op]
+    return [bool(mark) for mark in calls["perturbed"]]
+
+
+@pytest.mark.usefixtures("slow_looks")
+def test_only_calls_right_after_an_observation_are_perturbed(tmp_path: Path) -> None:
+    x = torch.randn(1000)
+    with Capture(tmp_path / "t.jsonl"):
+        for _ in range(40):
+            x.sin()
+    marks = marks_of(load(tmp_path / "t.jsonl"), "aten.sin.default")
+    assert marks[0]
+    assert not any(marks[-10:])
+
+
+@pytest.mark.usefixtures("slow_looks")
+def test_perturbed_times_are_used_if_a_signature_has_no_others(tmp_path: Path) -> None:
+    x = torch.randn(1000)
+    with Capture(tmp_path / "t.jsonl"):
+        x.cos()
+        x.sin()
+    calls = load(tmp_path / "t.jsonl").calls
+    assert len(calls) == 2
+    assert calls["perturbed"].all()
+    assert (calls["time_ns"] == calls["duration_ns"]).all()
+
+
+@pytest.mark.usefixtures("slow_looks")
+def test_no_call_is_perturbed_after_warmup_steps(tmp_path: Path) -> None:
+    x, y = torch.randn(1000), torch.randn(2000)
+
+    def step() -> None:
+        for value in (x, y, x):
+            value.sin().cos()
+
+    schedule = Schedule(warmup=4, active=3)
+    with Capture(tmp_path / "t.jsonl", schedule=schedule) as watched:
+        (y + 1).tan()
+        for _ in range(7):
+            step()
+            watched.step()
+    trace = load(tmp_path / "t.jsonl", partial=False)
+    assert len(trace.own_calls) == 3 * 6
+    assert watched.calls == 3 * 6
+    assert not trace.calls["perturbed"].any()
+    # signatures that only warm-up steps have met are not in the trace
+    assert {signature.op for signature in trace.signatures} == {"aten.sin.default", "aten.cos.default"}
+    assert watched.signatures == len(trace.signatures) == 4
+    assert trace.end is not None
+    assert trace.end.signatures == 4
+
+
+def test_recorded_step_has_values_observed_in_warmup(tmp_path: Path) -> None:
+    x = torch.randn(1000) * 7 + 100
+    with Capture(tmp_path / "t.jsonl", schedule=Schedule(warmup=1)) as watched:
+        for _ in range(2):
+            x.sin()
+            watched.step()
+    trace = load(tmp_path / "t.jsonl", partial=False)
+    (signature,) = trace.signatures
+    assert 90 < trace.values[signature.args[0].values].mean < 110  # type: ignore[attr-defined, index]
+
+
+def test_own_work_marks_the_following_and_the_enclosing_call() -> None:
+    work = OwnWork()
+    work._intervals = [100, 100 + PERTURBING_NS, 200_000, 200_010, 300_000, 300_000 + PERTURBING_NS]
+    starts = np.array([0, 100 + PERTURBING_NS, 250_000, 290_000])
+    ends = np.array([50, 150_000, 260_000, 400_000])
+    assert work.take(starts, ends) == [(1, 1), (3, 1)]
