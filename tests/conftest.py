@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import importlib
 import os
 import random
 import signal
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from textwrap import dedent
+from types import ModuleType
 
 # Divide the processors among the processes that run tests, since more threads would spin while they wait for each
 # other. The process that only starts these processes keeps its threads: they would all inherit its setting.
@@ -22,13 +27,10 @@ import pytest
 import torch
 from busy import TimesDisagree, usage_now
 from forks import PROVING, WORKERS
-from gripped_projects import project  # noqa: F401
 from others import MOST_BY_OTHERS, share_of_others
-from passed import Passed, find_passed_tests
 from programs import succeed, train_tiny_net
 from quiet import MEASURING, QuietMachine
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
-from turns import turn
 
 from opgrip.capture.grip import sample_folder as proof
 from opgrip.platform import sandbox
@@ -41,6 +43,9 @@ os.environ.setdefault(THREADS, "1")
 
 # commands run by tests keep no results next to their inputs
 os.environ["OPGRIP_STORE"] = ""
+
+KEPT = "opgrip/passed"  # key in pytest's cache
+_projects = count()
 
 SEED = 0
 # test modules draw numbers when they are imported
@@ -60,6 +65,27 @@ def pytest_collection() -> Generator[None, object, object]:
     gc.freeze()
     gc.enable()
     return collected
+
+
+@contextmanager
+def turn(path: Path, gate: Path, alone: bool) -> Iterator[None]:
+    """Hold the lock of the file or folder `path` during the block. Processes get it in the order of their requests."""
+    with ExitStack() as stack:
+        with _locked(gate, fcntl.LOCK_EX):
+            stack.enter_context(_locked(path, fcntl.LOCK_EX if alone else fcntl.LOCK_SH))
+        yield
+
+
+@contextmanager
+def _locked(path: Path, kind: int) -> Iterator[None]:
+    number = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(number, kind)
+        yield
+    finally:
+        # closing does not unlock it if a process that was forked meanwhile still runs
+        fcntl.flock(number, fcntl.LOCK_UN)
+        os.close(number)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -114,6 +140,30 @@ def _fixed_seed_without_leftover_mode() -> Iterator[None]:
     assert not is_in_torch_dispatch_mode()
 
 
+class Passed:
+    """Recorder of the tests that passed in a run."""
+
+    def __init__(self, cache: pytest.Cache) -> None:
+        self._cache = cache
+        self._passed: set[str] = set()
+        self._failed: set[str] = set()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._failed.add(report.nodeid)
+        elif report.when == "call" and report.passed:
+            self._passed.add(report.nodeid)
+
+    def pytest_sessionfinish(self) -> None:
+        self._cache.set(KEPT, sorted(self._passed - self._failed))
+
+
+def find_passed_tests(items: list[pytest.Item], cache: pytest.Cache) -> list[pytest.Item]:
+    """Return the tests in `items` that are not slow and passed in the last run."""
+    passed = set(cache.get(KEPT, []))
+    return [item for item in items if item.nodeid in passed and item.get_closest_marker("slow") is None]
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--not-passed", action="store_true", help="skip quick tests that passed in the last run")
 
@@ -158,3 +208,23 @@ def detector_trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("traces") / "detector.jsonl"
     succeed("opcapture", "--input-size", "96", "--batch-size", "1", "--warmup", "1", "--steps", "1", "-o", path)
     return path
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., ModuleType]]:
+    """Yield a function that makes a package of modules from their texts, and returns the imported module `main`."""
+    made: list[str] = []
+
+    def make(main: str, **others: str) -> ModuleType:
+        name = f"gripped_project_{next(_projects)}"
+        made.append(name)
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("")
+        for module, text in {"main": main, **others}.items():
+            (tmp_path / name / f"{module}.py").write_text(dedent(text))
+        monkeypatch.syspath_prepend(tmp_path)
+        return importlib.import_module(f"{name}.main")
+
+    yield make
+    for module in [known for known in sys.modules if known.partition(".")[0] in made]:
+        del sys.modules[module]

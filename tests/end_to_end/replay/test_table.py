@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import json
+import os
+import pty
 import re
-from dataclasses import replace
+import struct
+import termios
+import threading
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import pyte
 import pytest
 import torch
 from busy import compared_times
 from example_trace import write
-from programs import refusal, run_command, succeed
-from terminals import show
+from forks import run_forked
+from programs import program_path, refusal, run_command, succeed
 
 from opgrip.capture import Capture
 from opgrip.replay import Results
@@ -24,6 +31,58 @@ from opgrip.replay.results.results import Result
 from opgrip.traces import load
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.records import OPERATOR, Calls, Record, Scope, Signature, Thread
+
+LINES = 2000  # lines of the terminal, enough that no output scrolls off
+
+
+@dataclass(frozen=True)
+class Shown:
+    """Text shown on a terminal, and the bytes sent to it."""
+
+    lines: list[str]
+    sent: bytes
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.lines)
+
+
+def show(width: int, name: str, *args: object, **variables: str) -> Shown:
+    """Run one of the project's commands on a terminal with `width` columns; `variables` are added to its
+    environment.
+    """
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, width, 0, 0))
+    chunks: list[bytes] = []
+    reader = threading.Thread(target=_read_all, args=(ours, chunks))
+    reader.start()
+    env = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
+    try:
+        done = run_forked(
+            [program_path(name), *map(str, args)], env={**env, "TERM": "xterm-256color", **variables}, terminal=theirs
+        )
+    finally:
+        os.close(theirs)
+        reader.join()
+        os.close(ours)
+    assert done.returncode == 0, done.stderr
+    screen = pyte.Screen(width, LINES)
+    sent = b"".join(chunks)
+    pyte.ByteStream(screen).feed(sent)
+    return Shown([line.rstrip() for line in screen.display], sent)
+
+
+def _read_all(terminal: int, chunks: list[bytes]) -> None:
+    while True:
+        try:
+            chunk = os.read(terminal, 1 << 16)
+        except OSError:
+            # Linux reports in this way that the other end was closed
+            return
+        if not chunk:
+            return
+        chunks.append(chunk)
+
 
 FAST = ("--iterations", "2", "--warmup", "0")
 WIDTHS = (60, 80, 120, 200)

@@ -11,7 +11,6 @@ from typing import Any
 import pyarrow
 import pytest
 import zstandard
-from changed_bytes import with_required_column
 from example_trace import write
 from google.protobuf.internal import encoder
 from programs import run_python
@@ -24,6 +23,15 @@ from opgrip.traces.io.parquet_file import TooLargeError, read_parquet_table
 from opgrip.traces.schema.arguments import decode
 from opgrip.traces.schema.json_values import ITEMS, LINE_BYTES, NESTING, RECORDS, UNKNOWN_NAMES, UNKNOWN_RECORDS
 from opgrip.traces.schema.records import Calls, Record, Thread
+
+
+def with_required_column(content: bytes, name: str) -> bytes:
+    """Return the Parquet file `content` with column `name` declared without nulls, while its statistics count some."""
+    # of the schema element: the column's repetition type and its name
+    element = b"\x25\x02\x18" + bytes([len(name)]) + name.encode()
+    assert content.count(element) == 1
+    return content.replace(element, b"\x25\x00" + element[2:])
+
 
 HEADER = b'{"type":"header","format":"opgrip-trace","version":"1.3"}\n'
 MEGABYTE = b" " * (1 << 20)

@@ -12,7 +12,6 @@ import pytest
 import torch
 from foreign_data import data_files, needs_data, write_as
 from outside import with_package
-from param_configs import RANGES, entry, number, operator, ranged, read, reasons, shapes, tensor
 from programs import SHIPPED_TRACES, run_command, succeed
 
 from opgrip.cli.option_types import Cut
@@ -22,6 +21,45 @@ from opgrip.traces.formats.configurations.param import MOST_BYTES, MOST_CASES, N
 from opgrip.traces.io.foreign_files import format_of
 from opgrip.traces.schema.arguments import TensorSpec, map_leaves
 from opgrip.traces.schema.records import Signature
+
+GENERATOR = "PyTorch:DefaultDataGenerator"
+RANGES = "RangeConfigIterator"
+
+
+def tensor(*shape: Any, dtype: str = "float", **others: Any) -> dict[str, Any]:
+    return {"type": "tensor", "dtype": dtype, "shape": list(shape), **others}
+
+
+def ranged(*shape: Any, **others: Any) -> dict[str, Any]:
+    return tensor(*shape, __range__=["shape"], **others)
+
+
+def number(value: Any, kind: str = "int", **others: Any) -> dict[str, Any]:
+    return {"type": kind, "value": value, **others}
+
+
+def operator(*inputs: Any, build: Any = None, **others: Any) -> dict[str, Any]:
+    config = {"input": list(inputs)} | ({"build": build} if build is not None else {})
+    return {"input_data_generator": GENERATOR, "config": [config], **others}
+
+
+def entry(*args: Any, **kwargs: Any) -> dict[str, Any]:
+    return {"args": list(args), "kwargs": kwargs}
+
+
+def read(path: Path, operators: Any, cut: Cut = Cut()) -> Trace:
+    path = path / "config.json"
+    path.write_text(json.dumps(operators))
+    return load(path, reader=TraceReader(path, cut=cut))
+
+
+def shapes(trace: Trace) -> list[list[tuple[int, ...]]]:
+    return [[arg.shape for arg in signature.args if isinstance(arg, TensorSpec)] for signature in trace.signatures]
+
+
+def reasons(trace: Trace) -> list[str]:
+    assert trace.end is not None
+    return [item.reason for item in trace.end.dropped]
 
 
 def test_all_types_of_arguments_are_read(tmp_path: Path) -> None:
