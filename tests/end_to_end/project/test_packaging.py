@@ -84,9 +84,7 @@ def test_result_format_of_a_plugin_is_written(tmp_path: Path, environment: dict[
     assert (tmp_path / "out.tally").read_text() == "powers:2 5 pow0\n"
 
 
-def test_plugin_options_are_in_the_help_and_refused_without_effect(
-    environment: dict[str, str],
-) -> None:
+def test_plugin_options_are_in_the_help_and_refused_without_effect(environment: dict[str, str]) -> None:
     shown = run_command("opreplay", "--help-all", env=environment).stdout
     assert "budgets:" in shown
     assert "--most-us US" in shown

@@ -101,10 +101,7 @@ FAST = "--iterations 1 --warmup 0 --top 2"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "command",
-    [f"opreplay TRACE {FAST}", "opgrip trace info TRACE", "opgrip longtail TRACE"],
-)
+@pytest.mark.parametrize("command", [f"opreplay TRACE {FAST}", "opgrip trace info TRACE", "opgrip longtail TRACE"])
 def test_closed_reader_causes_no_error(command: str, tiny_trace: Path) -> None:
     words = command.replace("TRACE", str(tiny_trace))
     line = f"set -o pipefail; {Path(program_path('opreplay')).parent}/{words} | true"
@@ -148,10 +145,7 @@ def test_more_threads_than_processors_are_reported(tiny_trace: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "closed",
-    ["<&- >&- 2>&-", ">&-", "2>&-"],
-)
+@pytest.mark.parametrize("closed", ["<&- >&- 2>&-", ">&-", "2>&-"])
 def test_commands_work_with_closed_streams(tmp_path: Path, closed: str) -> None:
     (tmp_path / "one.py").write_text("import torch; print(torch.ones(3).sin().shape)", encoding="utf-8")
     programs = Path(program_path("opcapture")).parent

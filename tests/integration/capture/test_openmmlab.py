@@ -65,11 +65,7 @@ def one_step(kind: str, run: str, watch: Any) -> list[torch.Tensor]:
     return [*(tensor.detach().clone() for tensor in found), torch.get_rng_state()]
 
 
-@pytest.fixture(
-    scope="module",
-    params=EXTENSIONS,
-    ids=lambda param: " ".join(param),
-)
+@pytest.fixture(scope="module", params=EXTENSIONS, ids=lambda param: " ".join(param))
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
     kind, mode = request.param
     path = tmp_path_factory.mktemp("openmmlab") / "t.jsonl"

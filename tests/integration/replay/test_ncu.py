@@ -21,15 +21,7 @@ from programs import refusal, run_command, succeed
 
 from opgrip.errors import UserError
 from opgrip.replay import Results
-from opgrip.replay.analyses.ncu.ncu import (
-    BASIC,
-    DURATION,
-    NcuKernel,
-    in_template,
-    joined,
-    kernels_of_csv,
-    metrics_of,
-)
+from opgrip.replay.analyses.ncu.ncu import BASIC, DURATION, NcuKernel, in_template, joined, kernels_of_csv, metrics_of
 from opgrip.replay.results.results import Result
 
 PUSHED = "thread Domain:Push/Pop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg"

@@ -20,14 +20,7 @@ from programs import refusal, succeed
 from opgrip.errors import UserError
 from opgrip.replay import Results
 from opgrip.replay.analyses import nsys
-from opgrip.replay.analyses.nsys import (
-    Nsys,
-    NsysColumns,
-    joined,
-    profile_rows,
-    read_report,
-    with_seen,
-)
+from opgrip.replay.analyses.nsys import Nsys, NsysColumns, joined, profile_rows, read_report, with_seen
 from opgrip.replay.analyses.profiler_programs import arguments_in, merged_arguments
 from opgrip.replay.analyses.timeline import merged
 from opgrip.replay.replay_options import request_with

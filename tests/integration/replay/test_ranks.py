@@ -22,15 +22,7 @@ from opgrip.capture.hooks.scopes import UNSEEN_RPC, UNSEEN_THREAD
 from opgrip.capture.torch_compat.torch_private import private_places
 from opgrip.replay.cases.flow import FlowingCall, ProgramFlow
 from opgrip.replay.operators.lookup import Unsupported
-from opgrip.replay.sequences.ranks.plan import (
-    Meeting,
-    Offer,
-    Table,
-    make_plan,
-    offer_of,
-    part_of,
-    wait_points,
-)
+from opgrip.replay.sequences.ranks.plan import Meeting, Offer, Table, make_plan, offer_of, part_of, wait_points
 from opgrip.replay.sequences.ranks.rank_collectives import is_exchange, read_collective, why_not
 from opgrip.replay.sequences.ranks.replay_ranks import CollectiveStepTimes, Stamps
 from opgrip.replay.sequences.step_options import launch_of

@@ -21,15 +21,7 @@ from opgrip.replay.comparison.results_store import merge_runs, missing_shards
 from opgrip.replay.outcome import write_results
 from opgrip.replay.replay_options import request_with
 from opgrip.replay.results.origins import Machine
-from opgrip.replay.run.request import (
-    RunRequest,
-    Shard,
-    cost_us,
-    settle_shard,
-    shard,
-    shard_of_environment,
-    take_shard,
-)
+from opgrip.replay.run.request import RunRequest, Shard, cost_us, settle_shard, shard, shard_of_environment, take_shard
 from opgrip.replay.run.workload import load_workload
 
 costs = st.lists(st.integers(1, 10**9), min_size=1, max_size=40)

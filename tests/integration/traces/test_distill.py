@@ -23,15 +23,7 @@ from opgrip.traces.io.reader import read_header
 from opgrip.traces.io.shipped_traces import trace_file
 from opgrip.traces.zoo.manifest import FIELD
 from opgrip.zoo.corpus import read_corpus
-from opgrip.zoo.corpus.distill import (
-    IN_PROGRAM,
-    Points,
-    check_of,
-    choose,
-    distill,
-    named_by_files,
-    write_cases,
-)
+from opgrip.zoo.corpus.distill import IN_PROGRAM, Points, check_of, choose, distill, named_by_files, write_cases
 from opgrip.zoo.scoring.baselines import read_baselines
 from opgrip.zoo.scoring.scores import distilled_scores, represented_times
 

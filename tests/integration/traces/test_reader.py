@@ -389,19 +389,7 @@ def test_captured_block_is_parsed_directly(record: Calls) -> None:
     assert record_of(block_of(record)) == record
 
 
-CHANGES = [
-    b"",
-    b"0",
-    b"]",
-    b'"',
-    b"1e3",
-    b" ",
-    b"9" * 17,
-    b"0",
-    b"-0",
-    b",,",
-    b"\xff",
-]
+CHANGES = [b"", b"0", b"]", b'"', b"1e3", b" ", b"9" * 17, b"0", b"-0", b",,", b"\xff"]
 
 
 @given(records(), st.data())

@@ -247,9 +247,7 @@ def test_dataclasses_keep_their_fields_and_caches_start_empty(project: Callable[
     assert "count: ClassVar[Any] = 3" in made.text
 
 
-def test_unused_members_that_cannot_be_extracted_are_left_out_with_a_reason(
-    project: Callable[..., ModuleType],
-) -> None:
+def test_unused_members_that_cannot_be_extracted_are_left_out_with_a_reason(project: Callable[..., ModuleType]) -> None:
     main = project(
         """
         class Coder:

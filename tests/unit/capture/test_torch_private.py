@@ -90,9 +90,7 @@ def test_calls_are_distinguished_by_keys_without_private_names(monkeypatch: pyte
         assert torch.equal(x + 1, 1 + x)
 
 
-def test_higher_order_operators_are_plain_calls_without_private_names(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_higher_order_operators_are_plain_calls_without_private_names(monkeypatch: pytest.MonkeyPatch) -> None:
     bare = load_without_places(compiler_private, monkeypatch)
     assert not bare.is_higher_order(torch.ops.higher_order.cond)
     assert bare.own_code(torch.ops.higher_order.cond, (), {}) is None

@@ -68,10 +68,7 @@ def masks(draw: Draw, count: int, points: int) -> Arguments:
 ORIGINALS: list[tuple[Callable[..., Any], list[Maker]]] = [
     (
         loss_originals.gaussian_focal_loss,
-        [
-            heatmaps,
-            lambda draw: (*heatmaps(draw), draw.uniform(2, 3, 16, 16), "none"),
-        ],
+        [heatmaps, lambda draw: (*heatmaps(draw), draw.uniform(2, 3, 16, 16), "none")],
     ),
     (
         loss_originals.sigmoid_focal_loss,
@@ -82,10 +79,7 @@ ORIGINALS: list[tuple[Callable[..., Any], list[Maker]]] = [
     ),
     (
         loss_originals.varifocal_loss,
-        [
-            overlaps,
-            lambda draw: (*overlaps(draw), draw.uniform(12, 5), 0.6, 1.5, False, "sum"),
-        ],
+        [overlaps, lambda draw: (*overlaps(draw), draw.uniform(12, 5), 0.6, 1.5, False, "sum")],
     ),
     (
         loss_originals.kd_kl_loss,
@@ -122,10 +116,7 @@ ORIGINALS: list[tuple[Callable[..., Any], list[Maker]]] = [
     ),
     (
         loss_originals.denoising_queries,
-        [
-            lambda draw: truths(draw, 4),
-            lambda draw: truths(draw, 30, 2, rest=(10, 1.0, 0.4)),
-        ],
+        [lambda draw: truths(draw, 4), lambda draw: truths(draw, 30, 2, rest=(10, 1.0, 0.4))],
     ),
 ]
 
@@ -216,13 +207,7 @@ REFERENCES: list[tuple[Callable[..., Any], list[Maker]]] = [
             lambda draw: (*volumes(draw, 3), 1e-5, "softmax", False),
         ],
     ),
-    (
-        loss_references.edge_smoothloss,
-        [
-            smooth,
-            lambda draw: smooth(draw, 2.0, 5, 4.0, "ps"),
-        ],
-    ),
+    (loss_references.edge_smoothloss, [smooth, lambda draw: smooth(draw, 2.0, 5, 4.0, "ps")]),
     (
         loss_references.edge_wbceloss,
         [lambda draw: (draw.normal(2, 1, *SIZE, grad=True), edge_maps(draw, 2, SIZE), IGNORED, "sum")],

@@ -16,12 +16,7 @@ from torch import nn
 
 from opgrip import Capture, load
 from opgrip.replay import Results, compare
-from opgrip.replay.cases.call_sites import (
-    CallSite,
-    from_text,
-    module_of,
-    to_text,
-)
+from opgrip.replay.cases.call_sites import CallSite, from_text, module_of, to_text
 from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.cases.selection import Selection
 from opgrip.replay.results.ratios import shares_by

@@ -178,11 +178,7 @@ CELLS = st.recursive(
     st.sampled_from(
         ["add", "cat", "conv2d", "interpolate", "ctc_loss", "einsum", "max_unpool2d", "triu", "max", "view"]
     ),
-    st.dictionaries(
-        st.sampled_from(COLUMNS),
-        st.lists(CELLS, max_size=3),
-        max_size=8,
-    ),
+    st.dictionaries(st.sampled_from(COLUMNS), st.lists(CELLS, max_size=3), max_size=8),
 )
 def test_arbitrary_cells_are_read_or_counted(tmp_path: Path, name: str, table: dict[str, list[object]]) -> None:
     (tmp_path / f"{name}.json").write_text(json.dumps(table))

@@ -22,14 +22,7 @@ from opgrip.replay.outcome import Results
 from opgrip.replay.results.origins import Origin
 from opgrip.replay.results.results import FAILED, SKIPPED, UNSUPPORTED, WRONG, Result
 from opgrip.traces.zoo.manifest import FIELD
-from opgrip.zoo.scoring.baselines import (
-    added,
-    baseline_of,
-    machine_of,
-    read_baselines,
-    times_of,
-    write_baseline,
-)
+from opgrip.zoo.scoring.baselines import added, baseline_of, machine_of, read_baselines, times_of, write_baseline
 from opgrip.zoo.scoring.score_table import LEAST_COVERED, plain_of, print_scores, score_line
 from opgrip.zoo.scoring.score_values import CHARGE, Score, Z
 from opgrip.zoo.scoring.scores import distilled_scores, score_of
