@@ -1,23 +1,31 @@
-"""Tests of the GPU check that work without a GPU: the outcome of its steps, and the files that it leaves."""
+"""The GPU check and the measurements of a first contact, without a GPU and on the simulated accelerator."""
 
 from __future__ import annotations
 
 import json
+import os
 import platform
 import subprocess
+import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import gpu_check
 import pytest
+import torch
 from gpu import ROOT, captures, modes, times
 from gpu.archive import write_archive
+from gpu.captures import check_side_stream
 from gpu.environment import describe_machine
 from gpu.kernels import kernel_names, kernels_in
 from gpu.processes import StepProcess, run_step, run_steps
 from gpu.profilers import _expect_kernels
 from gpu.step import NotHereError, Place, Step, Verdict, WrongError
 from gpu.steps import CHECKS, MEASUREMENTS, PLANS, STEP_MODULES, STEPS
+from optional import needs
+from programs import run_python, wait_for
+from simulation import build, environment, on_simulator
 
 
 def place_in(folder: Path, device: str = "cpu") -> Place:
@@ -144,3 +152,128 @@ def test_missing_device_skips_the_check(monkeypatch: pytest.MonkeyPatch, capsys:
     monkeypatch.setattr("sys.argv", ["gpu_check.py", "--device", "nowhere:0"])
     assert gpu_check.main() == 0
     assert "sees no nowhere:0: nothing is checked" in capsys.readouterr().out
+
+
+CHECK = ROOT / "benchmarks/gpu_check.py"
+STEP = Step("side stream", check_side_stream)
+
+
+def simulated_place(folder: Path) -> Place:
+    return Place("sim", folder, 1, folder / "facts.jsonl", STEP.name)
+
+
+@on_simulator()
+def test_step_is_ok_on_a_correct_device(tmp_path: Path) -> None:
+    outcome = run_step(STEP, simulated_place(tmp_path))
+    assert (outcome.verdict, outcome.reason) == (Verdict.OK, "")
+
+
+@on_simulator()
+def test_step_is_wrong_on_a_failing_device(tmp_path: Path) -> None:
+    torch.sim.fail("aten::index", "device-side assert triggered")
+    outcome = run_step(STEP, simulated_place(tmp_path))
+    assert outcome.verdict is Verdict.WRONG
+
+
+@pytest.mark.slow
+def test_killed_check_keeps_the_completed_steps(tmp_path: Path) -> None:
+    build()
+    output = tmp_path / "check.zip"
+    command = [sys.executable, str(CHECK), "--device", "sim", "--only", "replay *", "-o", str(output)]
+    with subprocess.Popen(command, env=environment(), cwd=tmp_path, stdout=subprocess.DEVNULL) as check:
+        try:
+            wait_for(output.exists, check, seconds=100)
+        finally:
+            check.kill()
+    with zipfile.ZipFile(output) as archive:
+        assert archive.testzip() is None
+        steps = json.loads(archive.read("check.json"))["steps"]
+        assert "logs/replay-on-a-device-without-an-index.txt" in archive.namelist()
+    assert [(step["name"], step["verdict"]) for step in steps] == [("replay on a device without an index", "ok")]
+    facts = [json.loads(line) for line in (tmp_path / "check.jsonl").read_text().splitlines()]
+    assert facts[0]["stage"] == steps[0]["name"]
+    assert facts[0]["device"] == steps[0]["facts"]["device"] == "sim:0"
+
+
+@pytest.mark.slow
+def test_no_step_of_some_is_wrong_and_one_archive_contains_all(tmp_path: Path) -> None:
+    build()
+    output = tmp_path / "check.zip"
+    # torch loads the device when an interpreter starts; mmcv has no kernel on it for the trace's first case
+    words = ("--device", "sim", "--top", 2, "--only", "*captured*", "-o", output)
+    done = run_python(CHECK, *words, env=environment(), fresh=True, timeout=500)
+    assert done.stdout.splitlines()[-1] == f"please send back this one file: {output}", done.stderr
+    with zipfile.ZipFile(output) as archive:
+        steps = json.loads(archive.read("check.json"))["steps"]
+        assert sum(name.startswith("logs/") for name in archive.namelist()) >= 3
+    assert {step["name"]: step["reason"] for step in steps if step["verdict"] == "wrong"} == {}
+    assert sum(step["verdict"] == "ok" for step in steps) >= 2
+    assert done.returncode == 0
+
+
+SCRIPT = ROOT / "benchmarks/first_contact.py"
+CALLS = 16
+
+
+# code that an interpreter runs at its start so that it cannot import opgrip
+NOT_INSTALLED = """
+import sys
+
+sys.path[:] = [path for path in sys.path if path not in ({root!r}, {root!r} + "/src")]
+"""
+
+
+def measure(folder: Path, plan: str, only: str = "") -> list[dict[str, Any]]:
+    """Run a plan, or some of its steps, without an index in an empty folder where opgrip is not installed; return the
+    facts.
+    """
+    build()
+    words = (plan, "--out", folder / "out", "--device", "sim", "--small", "--seconds", 1200)
+    variables = environment(PIP_INDEX_URL="http://127.0.0.1:9/", PIP_NO_INDEX="1")
+    site = folder / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(NOT_INSTALLED.format(root=str(ROOT)))
+    variables["PYTHONPATH"] = os.pathsep.join([str(site), variables["PYTHONPATH"]])
+    run_python("-c", "import opgrip", cwd=folder, env=variables, fresh=True, status=1)
+    some = ("--only", only) if only else ()
+    run_python(SCRIPT, *words, *some, cwd=folder, env=variables, fresh=True, timeout=1250, status=0)
+    return [json.loads(line) for line in (folder / "out/facts.jsonl").read_text().splitlines()]
+
+
+def ends_of(facts: list[dict[str, Any]]) -> dict[str, str]:
+    """Return how each step ended: `ok`, its error, or why it was skipped."""
+    ends = [fact for fact in facts if "status" in fact or "skipped" in fact]
+    return {fact["stage"]: fact.get("error") or fact.get("skipped") or "ok" for fact in ends}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1300)
+@needs("transformers")
+def test_first_plan_measures_a_model(tmp_path: Path) -> None:
+    facts = measure(tmp_path, "first", "facts,clocks,bert")
+    assert [fact for fact in facts if "error" in fact and "observer" in fact] == []
+    assert {name for name, end in ends_of(facts).items() if end != "ok"} == set()
+    calls = [fact for fact in facts if "call" in fact]
+    assert len(calls) == CALLS
+    assert all(call["events"]["us"] > 0 and call["discrete"]["us"] > 0 for call in calls)
+    observers = [fact["observer"] for fact in facts if "observer" in fact and fact["stage"] == "program:bert"]
+    assert observers == ["native", "opgrip events", "empty mode", "native again", "profiler cpu", "eto"]
+    [trace] = [fact for fact in facts if "trace" in fact and fact["stage"] == "program:bert"]
+    assert trace["calls"] > 500
+    assert trace["untimed"] < trace["calls"] / 2
+    for rows in [fact for fact in facts if "statuses" in fact]:
+        assert rows["statuses"].keys() <= {"ok", "contended"}
+    [graphs] = [fact for fact in facts if "graphs" in fact and fact["stage"] == "step-graphs:bert"]
+    assert graphs["graphs"] > 0
+    with zipfile.ZipFile(tmp_path / "out/raw.zip") as archive:
+        kept = {"bert.jsonl", "bert-events-by-op.json", "replay-bert.json", "clocks-events.jsonl", "facts.txt"}
+        assert kept <= {*archive.namelist()}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1300)
+@needs("transformers")
+def test_second_plan_measures_a_model_and_failures(tmp_path: Path) -> None:
+    facts = measure(tmp_path, "second", "llama,failures,roofline,collective")
+    on_cuda = {"ncu:llama", "collective"}
+    assert {name for name, end in ends_of(facts).items() if end != "ok"} == on_cuda

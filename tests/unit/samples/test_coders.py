@@ -1,4 +1,4 @@
-"""Coders of boxes, compared with their originals."""
+"""Coders, assigners and samplers of boxes, compared with their originals."""
 
 from __future__ import annotations
 
@@ -15,6 +15,12 @@ from optional import optional
 from torch import Tensor
 
 from opgrip.samples import Draw, samples
+from opgrip.samples.assigners.assign_wrt_overlaps import assign_wrt_overlaps
+from opgrip.samples.assigners.fcos_matcher import fcos_matcher
+from opgrip.samples.assigners.get_target_single import get_target_single
+from opgrip.samples.assigners.hungarian_assign import hungarian_assign
+from opgrip.samples.assigners.priors import grid_boxes, grid_points
+from opgrip.samples.assigners.random_sampler import random_sampler
 from opgrip.samples.coders.bbox2delta import bbox2delta
 from opgrip.samples.coders.bbox2offset import bbox2offset
 from opgrip.samples.coders.bbox2tblr import bbox2tblr
@@ -238,3 +244,277 @@ def test_edge_is_found_in_its_bucket() -> None:
     found, sureness = bucket2bbox(boxes, scores, offsets, 14)
     torch.testing.assert_close(found, torch.tensor([[20.0, 10, 130, 150]]))
     assert sureness.tolist() == [1.0]
+
+
+def instances(**tensors: Tensor) -> Any:
+    from mmengine.structures import InstanceData
+
+    return InstanceData(**tensors)
+
+
+def fields(result: Any) -> tuple[Tensor, ...]:
+    return result.gt_inds, result.max_overlaps, result.labels
+
+
+def mmdet_max_iou(overlaps: Tensor, labels: Tensor, pos: float, neg: Any, *rest: Any, **options: Any) -> Any:
+    from mmdet.models.task_modules.assigners import MaxIoUAssigner
+
+    names = ("min_pos_iou", "gt_max_assign_all", "match_low_quality")
+    assigner = MaxIoUAssigner(pos, neg, **dict(zip(names, rest, strict=False)), **options)
+    return fields(assigner.assign_wrt_overlaps(overlaps, labels))
+
+
+def mmdet_sampler(
+    inds: Tensor, priors: Tensor, boxes: Tensor, labels: Tensor, num: int, share: float, *rest: Any, **options: Any
+) -> Any:
+    from mmdet.models.task_modules.assigners import AssignResult
+    from mmdet.models.task_modules.samplers import RandomSampler
+
+    names = ("neg_pos_ub", "add_gt_as_proposals")
+    sampler = RandomSampler(num, share, **dict(zip(names, rest, strict=False)), **options)
+    # labels of other boxes than positives are never read
+    found = labels[(inds - 1).clamp(min=0)] if len(labels) else inds
+    assigned = AssignResult(len(boxes), inds, torch.zeros(len(inds)), found)
+    result = sampler.sample(assigned, instances(priors=priors), instances(bboxes=boxes, labels=labels))
+    chosen = result.pos_inds, result.neg_inds, result.pos_priors, result.neg_priors
+    return *chosen, result.pos_gt_bboxes, result.pos_gt_labels
+
+
+def mmdet_targets(
+    positives: Tensor,
+    negatives: Tensor,
+    boxes: Tensor,
+    labels: Tensor,
+    num_classes: int = 80,
+    pos_weight: float = -1.0,
+    decoded: bool = False,
+    target_means: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0),
+    target_stds: tuple[float, ...] = (0.1, 0.1, 0.2, 0.2),
+) -> Any:
+    from mmdet.models.roi_heads.bbox_heads import BBoxHead
+    from mmengine.config import ConfigDict
+
+    coder = {"type": "DeltaXYWHBBoxCoder", "target_means": target_means, "target_stds": target_stds}
+    head = BBoxHead(roi_feat_size=1, in_channels=1, num_classes=num_classes, bbox_coder=coder, reg_decoded_bbox=decoded)
+    return head._get_targets_single(positives, negatives, boxes, labels, ConfigDict(pos_weight=pos_weight))
+
+
+def mmdet_atss(priors: Tensor, counts: list[int], boxes: Tensor, labels: Tensor, topk: int = 9) -> Any:
+    from mmdet.models.task_modules.assigners import ATSSAssigner
+
+    return fields(ATSSAssigner(topk).assign(instances(priors=priors), counts, instances(bboxes=boxes, labels=labels)))
+
+
+def mmdet_task_aligned(
+    priors: Tensor, predicted: Tensor, scores: Tensor, boxes: Tensor, labels: Tensor, topk: int = 13, **options: Any
+) -> Any:
+    from mmdet.models.task_modules.assigners import TaskAlignedAssigner
+
+    found = instances(priors=priors, bboxes=predicted, scores=scores)
+    result = TaskAlignedAssigner(topk).assign(found, instances(bboxes=boxes, labels=labels), **options)
+    return fields(result), result.assign_metrics
+
+
+def mmdet_dynamic(
+    predicted: Tensor, scores: Tensor, priors: Tensor, boxes: Tensor, labels: Tensor, **options: Any
+) -> Any:
+    from mmdet.models.task_modules.assigners import DynamicSoftLabelAssigner
+
+    found = instances(priors=priors, bboxes=predicted, scores=scores)
+    return fields(DynamicSoftLabelAssigner(**options).assign(found, instances(bboxes=boxes, labels=labels)))
+
+
+ASSIGNER_ORIGINALS: dict[str, Function] = {
+    "assign_wrt_overlaps": mmdet_max_iou,
+    "random_sampler": mmdet_sampler,
+    "get_target_single": mmdet_targets,
+    "atss_assign": mmdet_atss,
+    "task_aligned_assign": mmdet_task_aligned,
+    "dynamic_soft_label_assign": mmdet_dynamic,
+}
+
+ASSIGNER_CONFIGURATIONS = [
+    pytest.param(name, configuration, id=f"{name}, {configuration}")
+    for name in ASSIGNER_ORIGINALS
+    for configuration in samples()[name].configurations
+]
+
+
+@pytest.mark.parametrize(("name", "configuration"), ASSIGNER_CONFIGURATIONS)
+def test_assignment_equals_that_of_mmdetection(name: str, configuration: str) -> None:
+    optional("mmdet")
+    one = samples()[name]
+    compare_with(ASSIGNER_ORIGINALS[name], one.function, partial(one.arguments, configuration), one.rtol, one.atol)
+
+
+def overlaps(draw: Draw, truths: int = 5, boxes: int = 300) -> tuple[Any, ...]:
+    # in tenths, so that values equal thresholds and each other
+    return draw.integers(truths, boxes, high=9) / 10, draw.integers(truths, high=80), 0.7, 0.3
+
+
+def assignment(draw: Draw, boxes: int = 100, truths: int = 5) -> tuple[Any, ...]:
+    inds = draw.integers(boxes, low=-1, high=truths + 1)
+    return inds, draw.boxes(boxes), draw.boxes(truths), draw.integers(truths, high=80), 40, 0.5
+
+
+def sampled(draw: Draw, positives: int = 6, negatives: int = 9) -> tuple[Any, ...]:
+    boxes = draw.boxes(positives)
+    return boxes, draw.boxes(negatives), draw.near(boxes), draw.integers(positives, high=3), 3
+
+
+def pyramid(draw: Draw, truths: int = 4, size: tuple[int, int] = (256, 320)) -> tuple[Any, ...]:
+    levels = grid_boxes(size)
+    counts = [len(level) for level in levels]
+    return torch.cat(levels), counts, draw.boxes(truths, (256.0, 320.0)), draw.integers(truths, high=3)
+
+
+def predictions(draw: Draw, truths: int = 4, apart: float = 0.0) -> tuple[Any, ...]:
+    priors, _, gt, labels = pyramid(draw, truths)
+    return priors, draw.near(priors, 0.3) + apart, draw.uniform(len(priors), 3), gt, labels
+
+
+def points(draw: Draw, truths: int = 4, apart: float = 0.0) -> tuple[Any, ...]:
+    places = torch.cat(grid_points((256, 320), (8, 16, 32)))
+    reach = draw.uniform(len(places), 4, low=0.5, high=6.0) * places[:, 2:]
+    predicted = torch.cat([places[:, :2] - reach[:, :2], places[:, :2] + reach[:, 2:]], dim=1)
+    gt, labels = draw.boxes(truths, (256.0, 320.0)) + apart, draw.integers(truths, high=3)
+    return predicted, draw.normal(len(places), 3), torch.cat([places, places[:, 2:]], dim=1), gt, labels
+
+
+# A ground-truth box that contains all points, and its class.
+EVERYWHERE = torch.tensor([[-10.0, -10.0, 400.0, 400.0]]), torch.tensor([2])
+
+# Samples with arguments and options that have the same names in MMDetection.
+ASSIGNER_OPTIONS: list[tuple[str, Callable[[Draw], tuple[Any, ...]], dict[str, Any]]] = [
+    ("assign_wrt_overlaps", overlaps, {}),
+    ("assign_wrt_overlaps", overlaps, {"min_pos_iou": 0.8, "gt_max_assign_all": False}),
+    ("assign_wrt_overlaps", overlaps, {"match_low_quality": False}),
+    ("assign_wrt_overlaps", lambda draw: (*overlaps(draw)[:3], (0.1, 0.4)), {"min_pos_iou": 0.9}),
+    ("assign_wrt_overlaps", partial(overlaps, truths=0), {}),
+    ("random_sampler", assignment, {}),
+    ("random_sampler", assignment, {"add_gt_as_proposals": False}),
+    ("random_sampler", lambda draw: (*assignment(draw)[:5], 0.1), {"neg_pos_ub": 2}),
+    ("random_sampler", partial(assignment, truths=0), {"neg_pos_ub": 3}),
+    ("get_target_single", sampled, {"pos_weight": 3.0, "target_means": (0.1, 0.2, 0.3, 0.4)}),
+    ("get_target_single", partial(sampled, positives=0), {}),
+    ("atss_assign", pyramid, {"topk": 3}),
+    ("atss_assign", partial(pyramid, truths=0), {}),
+    ("task_aligned_assign", predictions, {"topk": 4, "alpha": 0.5, "beta": 2}),
+    ("task_aligned_assign", partial(predictions, truths=0), {}),
+    # no prediction overlaps a ground-truth box
+    ("task_aligned_assign", lambda draw: (*predictions(draw, apart=5000.0)[:3], *EVERYWHERE), {}),
+    ("dynamic_soft_label_assign", points, {"topk": 5, "soft_center_radius": 1.0, "iou_weight": 1.0}),
+    ("dynamic_soft_label_assign", partial(points, truths=0), {}),
+    # no point is inside of a ground-truth box
+    ("dynamic_soft_label_assign", partial(points, apart=5000.0), {}),
+]
+
+
+@pytest.mark.parametrize(("name", "make", "options"), ASSIGNER_OPTIONS)
+def test_options_of_assigners_behave_as_in_mmdetection(
+    name: str, make: Callable[[Draw], tuple[Any, ...]], options: dict[str, Any]
+) -> None:
+    optional("mmdet")
+    ours = partial(samples()[name].function, **options)
+    compare_with(partial(ASSIGNER_ORIGINALS[name], **options), ours, lambda: make(Draw(1)), 1e-5, 1e-5)
+
+
+@pytest.mark.parametrize("objects", [(5, 3), (1,), (0, 4), (120, 0)])
+def test_sets_are_matched_as_in_transformers(objects: tuple[int, ...]) -> None:
+    loss = optional("transformers.loss.loss_for_object_detection")
+
+    def original(logits: Tensor, boxes: Tensor, targets: list[dict[str, Tensor]]) -> Any:
+        renamed = [{"class_labels": target["labels"], "boxes": target["boxes"]} for target in targets]
+        return loss.HungarianMatcher(1, 5, 2)({"logits": logits, "pred_boxes": boxes}, renamed)
+
+    one = samples()["hungarian_assign"]
+    make = partial(one.inputs, queries=100, classes=91, objects=objects)
+    compare_with(original, hungarian_assign, lambda: make(Draw(0)), 0, 0)
+
+
+def pyramid_of_points(draw: Draw, truths: int = 6, ignored: int = 0, square: bool = False) -> tuple[Any, ...]:
+    levels = grid_points((256, 320), (8, 16, 32))
+    ranges = [torch.tensor(reach).expand(len(level), 2) for level, reach in zip(levels, RANGES, strict=True)]
+    boxes = draw.boxes(truths, (256.0, 320.0))
+    if square:
+        boxes[:, 3] = boxes[:, 1] + boxes[:, 2] - boxes[:, 0]
+    gt = torch.cat([boxes, draw.integers(truths, 1, low=1, high=4).float()], dim=1)
+    ignore = draw.boxes(ignored, (256.0, 320.0)) if ignored else None
+    return torch.cat(levels)[:, :2], gt, torch.cat(ranges), [len(level) for level in levels], (8, 16, 32), ignore
+
+
+RANGES = (-1.0, 40.0), (40.0, 80.0), (80.0, 1000.0)
+
+
+def matched_by_loop(
+    points: Tensor, gt: Tensor, ranges: Tensor, counts: Any, strides: Any, ignored: Any, central: bool, radius: float
+) -> Tensor:
+    """Return the classes of the points."""
+    reaches = [stride * radius for count, stride in zip(counts, strides, strict=True) for _ in range(count)]
+    labels = []
+    for (x, y), (least, most), reach in zip(points.tolist(), ranges.tolist(), reaches, strict=True):
+        choices = [(float("inf"), 0.0)]
+        for x1, y1, x2, y2, label in gt.tolist():
+            inside = x1 < x < x2 and y1 < y < y2
+            if central:
+                inside = inside and abs(x - (x1 + x2) / 2) < reach and abs(y - (y1 + y2) / 2) < reach
+            if inside and least <= max(x - x1, y - y1, x2 - x, y2 - y) <= most:
+                choices.append(((x2 - x1 + 1) * (y2 - y1 + 1), label))
+        out = ignored is not None and any(x1 < x < x2 and y1 < y < y2 for x1, y1, x2, y2 in ignored.tolist())
+        labels.append(-1.0 if out else min(choices)[1])
+    return torch.tensor(labels)
+
+
+@pytest.mark.parametrize("central", [(False, 1.0), (True, 1.0), (True, 2.5)])
+@pytest.mark.parametrize("ignored", [0, 2])
+def test_points_are_matched_as_by_a_loop(central: tuple[bool, float], ignored: int) -> None:
+    arguments = (*pyramid_of_points(Draw(0), ignored=ignored), *central)
+    labels, targets = fcos_matcher(*arguments)
+    assert labels.tolist() == matched_by_loop(*arguments).tolist()
+    assert len(labels.unique()) == 4 + bool(ignored)
+    assert bool((targets[labels > 0] > 0).all())
+
+
+def test_smallest_truth_is_the_one_with_the_fewest_pixels() -> None:
+    points, _, ranges, *rest = pyramid_of_points(Draw(0))
+    # 10 by 40 is smaller than 20 by 20.1, but with the last pixels included 11 by 41 is larger than 21 by 21.1
+    gt = torch.tensor([[10.0, 10, 20, 50, 1], [6, 6, 26, 26.1, 2]])
+    labels, targets = fcos_matcher(points, gt, ranges, *rest)
+    both = int(torch.nonzero((points == 12).all(dim=1)))
+    assert labels[both] == 2
+    torch.testing.assert_close(targets[both], torch.tensor([6, 6, 14, 14.1]))
+
+
+def test_boxes_are_assigned_to_the_truth_with_the_largest_overlap() -> None:
+    labels = torch.tensor([7, 9])
+
+    def assigned(rows: list[list[float]], **options: Any) -> list[int]:
+        return assign_wrt_overlaps(torch.tensor(rows).T, labels, 0.7, 0.3, **options).gt_inds.tolist()
+
+    assert assigned([[0.8, 0.1], [0.4, 0.35], [0.1, 0.2], [0.75, 0.9], [0, 0]], match_low_quality=False) == [
+        1,
+        -1,
+        0,
+        2,
+        0,
+    ]
+    assert assigned([[0.4, 0.0], [0.2, 0.0], [0.35, 0.1]], min_pos_iou=0.1) == [1, 0, 2]
+    # a box at the upper threshold is positive; one at the lower threshold is ignored
+    assert assigned([[0.7, 0.0]], match_low_quality=False) == [1]
+    assert assigned([[0.3, 0.0]], match_low_quality=False) == [-1]
+    # a ground-truth box without enough overlap is not matched
+    assert assigned([[0.1, 0.0], [0.0, 0.0]], min_pos_iou=0.05) == [1, 0]
+    result = assign_wrt_overlaps(torch.tensor([[0.8, 0.1, 0.0], [0.1, 0.9, 0.0]]), labels, 0.7, 0.3, 0.5)
+    assert result.labels.tolist() == [7, 9, -1]
+    assert assign_wrt_overlaps(torch.zeros(0, 3), labels[:0], 0.7, 0.3).gt_inds.tolist() == [0, 0, 0]
+
+
+def test_added_ground_truth_is_a_positive() -> None:
+    gt, labels = Draw(0).boxes(2), torch.tensor([4, 6])
+    chosen = random_sampler(torch.tensor([0, 0, 1]), Draw(1).boxes(3), gt, labels, 40, 0.5)
+    assert chosen.pos_inds.tolist() == [0, 1, 4]
+    assert chosen.pos_gt_labels.tolist() == [4, 6, 4]
+    torch.testing.assert_close(chosen.pos_priors[:2], gt)
+    targets = get_target_single(*chosen[2:], num_classes=80)
+    assert targets[0].tolist() == [4, 6, 4, 80, 80]
+    assert targets[2][:2].abs().max() == 0

@@ -10,7 +10,16 @@ from typing import Any
 
 import pytest
 import torch
-from execution_traces import calls_of, capture, dependencies_of, make_program, node, observe, tensor, write_nodes
+from execution_traces import (
+    calls_of,
+    capture,
+    dependencies_of,
+    make_program,
+    node,
+    observe,
+    tensor,
+    write_nodes,
+)
 from foreign_data import data_files, needs_data, write_as
 from programs import SHIPPED_TRACES
 
@@ -114,7 +123,9 @@ def test_strides_of_views_are_derived_if_the_file_has_none(path: Path) -> None:
     assert any("strides" in text for text in trace.header["defaults"])
 
 
-def test_composite_operators_are_skipped_and_inner_calls_are_merged(tmp_path: Path) -> None:
+def test_composite_operators_are_skipped_and_inner_calls_are_merged(
+    tmp_path: Path,
+) -> None:
     linear = node(3, 2, "aten::linear", LINEAR, inputs=[X, Y, (*NONE,)], outputs=[Z])
     inner = node(4, 3, "aten::t", T, inputs=[X], outputs=[X])
     innermost = node(5, 4, "aten::relu", RELU, inputs=[X], outputs=[X])

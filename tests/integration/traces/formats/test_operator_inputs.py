@@ -1,7 +1,8 @@
-"""Tests of operator inputs of TritonBench and BackendBench, read as traces and written."""
+"""Operator inputs of TritonBench, BackendBench and DLOP-Bench, read as traces and written."""
 
 from __future__ import annotations
 
+import json
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import pyarrow
 import pytest
 import torch
 from foreign_data import data_files, needs_data, write_as
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from programs import SHIPPED_TRACES
 from pyarrow import parquet
 
@@ -20,6 +23,7 @@ from opgrip.traces.formats.operator_inputs import parse_call
 from opgrip.traces.io.foreign_files import format_of
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.records import Signature
+from opgrip.traces.values import fit
 
 BASE = """\
 Operator: aten.add.Tensor
@@ -208,3 +212,173 @@ def test_large_text_counts_in_each_row_that_refers_to_it(tmp_path: Path) -> None
     assert path.stat().st_size < 1 << 16
     with pytest.raises(UserError, match="the texts of its rows have more than"):
         list(TraceReader(path))
+
+
+def calls_of(folder: Path, name: str, table: dict[str, list[Any]]) -> list[tuple[str, tuple[Any, ...], dict[str, Any]]]:
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps(table))
+    trace = load(path)
+    signatures = {item.number: item for item in trace.signatures}
+    calls = (signatures[number] for number in trace.calls["signature"])
+    return [(call.op, call.args, call.kwargs) for call in calls]
+
+
+def tensor(*shape: int, dtype: torch.dtype = torch.float32, values: int | None = None) -> TensorSpec:
+    stride = torch.empty(shape, device="meta").stride()
+    return TensorSpec(shape, stride, dtype, "cpu", values=values)
+
+
+def test_columns_without_an_argument_name_are_matched_by_position(tmp_path: Path) -> None:
+    table = {"x1": [[4, 784, 192]], "x2": [[192]], "x3": [[192]], "x4": [[192]], "x5": [1e-5]}
+    assert calls_of(tmp_path, "layer_norm", table) == [
+        ("aten.layer_norm.default", (tensor(4, 784, 192), [192], tensor(192), tensor(192), 1e-5), {})
+    ]
+
+
+@pytest.mark.parametrize("missing", [None, "None", [False]])
+def test_spellings_of_a_missing_value_are_accepted(tmp_path: Path, missing: object) -> None:
+    sizes = {"input_size": [[1, 4, 9, 9]], "kernel_size": [[8, 4, 3, 3]], "bias": [missing]}
+    ((op, args, kwargs),) = calls_of(tmp_path, "conv2d", {**sizes, "stride": [[2, 2]], "groups": [[1]]})
+    assert op == "aten.conv2d.default"
+    assert args[:2] == (tensor(1, 4, 9, 9), tensor(8, 4, 3, 3))
+    assert {"stride": [2, 2], "groups": 1}.items() <= kwargs.items()
+
+
+def test_overload_is_chosen_by_the_cells(tmp_path: Path) -> None:
+    table = {"eq_0": [[3, 4], [3, 4], [3, 4]], "eq_1": [[3, 4], 1, [4]]}
+    assert [op for op, _, _ in calls_of(tmp_path, "eq", table)] == [
+        "aten.eq.Tensor",
+        "aten.eq.Scalar",
+        "aten.eq.Tensor",
+    ]
+    table = {"max1": [[2, 5], [2, 5]], "max2": [[], [5]]}
+    assert [op for op, _, _ in calls_of(tmp_path, "max", table)] == ["aten.max.default", "aten.max.other"]
+
+
+def test_list_of_fractions_is_a_tensor_of_these_values(tmp_path: Path) -> None:
+    table = {"add1": [[128, 256]], "add2": [[1e-06]]}
+    assert calls_of(tmp_path, "add", table) == [("aten.add.Tensor", (tensor(128, 256), tensor(1, values=0)), {})]
+    trace = load(tmp_path / "add.json")
+    assert trace.values == {0: fit(torch.tensor([1e-06]))}
+    table = {"input": [[9, 2]], "target": [[9]], "weight": [[[1.0, 0.5], "cuda:0"]]}
+    ((_, args, _),) = calls_of(tmp_path, "cross_entropy", table)
+    assert args == (tensor(9, 2), tensor(9, dtype=torch.int64), tensor(2, values=0))
+
+
+def test_words_texts_and_dtypes_are_converted_for_the_operator(tmp_path: Path) -> None:
+    table = {"x1": [[5, 2]], "x2": [[5, 2]], "reduction": ["none"]}
+    assert calls_of(tmp_path, "mse_loss", table)[0][1] == (tensor(5, 2), tensor(5, 2), 0)
+    table = {"input": [[4, 8]], "masked": [[4, 8]], "value": ["-inf"]}
+    mask = tensor(4, 8, dtype=torch.bool)
+    assert calls_of(tmp_path, "masked_fill", table)[0][1] == (tensor(4, 8), mask, float("-inf"))
+    table = {"size": [[32], 7], "fill_value": [1, 2], "dtype": ["int64", "None"]}
+    calls = calls_of(tmp_path, "full", table)
+    assert calls == [
+        ("aten.full.default", ([32], 1), {"dtype": torch.int64}),
+        ("aten.full.default", ([7], 2), {}),
+    ]
+
+
+def test_tensors_of_several_columns_are_one_argument(tmp_path: Path) -> None:
+    table = {"dim": [[False], [1]], "tensor0": [[2, 3], [4, 1]], "tensor1": [[2, 5], [4, 2]], "tensor2": [[], [4, 3]]}
+    assert calls_of(tmp_path, "cat", table) == [
+        ("aten.cat.default", ([tensor(2, 3), tensor(2, 5)], 1), {}),
+        ("aten.cat.default", ([tensor(4, 1), tensor(4, 2), tensor(4, 3)], 1), {}),
+    ]
+
+
+def test_function_of_several_operators_becomes_their_calls(tmp_path: Path) -> None:
+    (tmp_path / "normalize.json").write_text(json.dumps({"input_size": [[4, 8], [2, 2], [3]], "p": [2, "", "two"]}))
+    trace = load(tmp_path / "normalize.json")
+    assert list(trace.calls["op"][:4]) == [
+        "aten.linalg_vector_norm.default",
+        *("aten.clamp_min.default", "aten.expand.default", "aten.div.Tensor"),
+    ]
+    assert len(trace.calls) == 8
+    assert trace.end is not None
+    (dropped,) = trace.end.dropped
+    assert (dropped.op, dropped.count, dropped.reason) == ("normalize", 1, "the argument p is not a number: two")
+
+
+@needs_data
+@pytest.mark.slow
+def test_most_operators_of_the_real_files_become_calls() -> None:
+    paths = data_files("dlop/*.json")
+    traces = {path.stem: load(path) for path in paths}
+    assert [path for path in paths if format_of(path) != "dlop"] == []
+    empty = [name for name, trace in traces.items() if trace.calls.empty]
+    assert empty == []
+    attention = traces.pop("mhaf")
+    assert attention.end is not None
+    assert not attention.end.dropped
+    assert sum(attention.calls["op"] == "aten.bmm.default") == 2 * 20
+    rows = {path.stem: max(map(len, json.loads(path.read_bytes()).values())) for path in paths}
+    del rows["mhaf"]
+    for name, trace in traces.items():
+        assert trace.end is not None
+        assert len(trace.calls) + sum(item.count for item in trace.end.dropped) == rows[name], name
+    assert sum(len(trace.calls) for trace in traces.values()) >= 0.98 * sum(rows.values())
+
+
+CSV = """id,source_neural_network,num_of_calls,parameters
+#0,detr_r50_8x2_150e_coco,24,"{'input': [[16, 1, 391]], 'masked': [[16, 1, 391]], 'value': ['-inf']}"
+#1,master_toy_dataset,5,"{'input': [[1, 1, 30, 30]], 'masked': [[1, 1, 30, 30]], 'value': [0]}"
+"""
+
+
+def test_csv_table_has_a_configuration_per_line(tmp_path: Path) -> None:
+    path = tmp_path / "masked_fill_.csv"
+    path.write_bytes(b"\xef\xbb\xbf" + CSV.replace("\n", "\r\n").encode())
+    trace = load(path)
+    assert list(trace.calls.groupby("module", observed=True)["signature"].count().items()) == [
+        ("detr_r50_8x2_150e_coco", 24),
+        ("master_toy_dataset", 5),
+    ]
+    assert [(item.op, item.args) for item in trace.signatures] == [
+        ("aten.masked_fill_.Scalar", (tensor(16, 1, 391), tensor(16, 1, 391, dtype=torch.bool), float("-inf"))),
+        ("aten.masked_fill_.Scalar", (tensor(1, 1, 30, 30), tensor(1, 1, 30, 30, dtype=torch.bool), 0)),
+    ]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "#2,net,3,__import__('os').abort()",
+        "#2,net,3," + "[" * 5000,
+        "#2,net,1000000000,{'input': [[2]]}",
+        "#2,net,many,{'input': [[2]]}",
+        "#2,net,3,{'input': [[2], [3]]}",
+        "#2,net",
+        "#2,net,3," + "1" * 200_000,
+    ],
+)
+def test_unreadable_line_of_a_csv_table_is_counted(tmp_path: Path, line: str) -> None:
+    (tmp_path / "masked_fill_.csv").write_text(CSV + line + "\n")
+    reader = TraceReader(tmp_path / "masked_fill_.csv")
+    assert list(reader)
+    assert list(reader.losses.skipped.items()) == [
+        (("masked_fill_", "a line does not hold id, network, number of calls and parameters"), 1)
+    ]
+
+
+COLUMNS = ["x1", "x2", "x3", "input_size", "mode", "dim", "dtype", "padding", "tensor0", "stride"]
+CELLS = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=6),
+    lambda inner: st.lists(inner, max_size=4),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.sampled_from(
+        ["add", "cat", "conv2d", "interpolate", "ctc_loss", "einsum", "max_unpool2d", "triu", "max", "view"]
+    ),
+    st.dictionaries(st.sampled_from(COLUMNS), st.lists(CELLS, max_size=3), max_size=8),
+)
+def test_arbitrary_cells_are_read_or_counted(tmp_path: Path, name: str, table: dict[str, list[object]]) -> None:
+    (tmp_path / f"{name}.json").write_text(json.dumps(table))
+    reader = TraceReader(tmp_path / f"{name}.json", format_name="dlop")
+    records = list(reader)
+    assert records
+    assert sum(reader.losses.skipped.values()) <= max(map(len, table.values()), default=0)
