@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from programs import ROOT, receive_ctrl_c, refusal, run_command, run_python, succeed, wait_for
 
 from opgrip.traces import load
@@ -60,6 +62,15 @@ def hangs():
                 time.sleep(0.001)
     return Slow(), torch.ones(3)
 """
+RAISING = 1 + FACTORY.splitlines().index('    raise ValueError("no weights\\nat all")')
+BROKEN = ("--model", "nets.py:broken_step")
+
+
+class Evil:
+    """Object whose unpickling creates a file."""
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, ("touch owned",)
 
 
 @pytest.fixture
@@ -113,13 +124,6 @@ def test_existing_trace_is_refused_before_the_warmup(folder: Path) -> None:
     assert "warm-up" not in lines[0]
 
 
-def test_error_names_the_failing_line_of_the_model(folder: Path) -> None:
-    text = (folder / "nets.py").read_text()
-    line = next(place for place, words in enumerate(text.splitlines(), 1) if "raise ValueError" in words)
-    error = refusal("opcapture", "--model", "nets.py:failing", cwd=folder)
-    assert f"nets.py:failing failed at nets.py:{line}: ValueError: no weights at all" in error
-
-
 def test_trace_is_written_to_standard_output(folder: Path) -> None:
     done = succeed("opcapture", "--model", "nets.py:good", "-o", "-", cwd=folder)
     assert [json.loads(line)["type"] for line in done.stdout.splitlines()][:: len(done.stdout.splitlines()) - 1] == [
@@ -136,7 +140,9 @@ def test_trace_is_written_to_standard_output(folder: Path) -> None:
         (["--model", "nets.py:absent"], "no factory 'absent' in nets.py"),
         (["--model", "no_such_package.x:good"], "no_such_package.x cannot be imported"),
         (["--model", "nets.py:strange"], "returned int: it must return a module and its inputs"),
+        (["--model", "nets.py:failing"], f"nets.py:failing failed at nets.py:{RAISING}: ValueError: no weights at all"),
         (["--model", "nets.py:broken_step"], "broken_step fails while it runs a step: RuntimeError"),
+        ([*BROKEN, "--warmup", "0", "--force", "-o", "existing.jsonl"], "broken_step fails while it runs a step"),
         (["--model", "nets.py:lossless", "--run", "train"], "the model returned no loss"),
         (["--model", "nets.py:good", "--input-size", "32"], "--input-size does not apply to nets.py:good"),
         (["--model", "nets.py:good", "--device", "warp:0"], "'warp:0' is not a device known to torch"),
@@ -148,10 +154,14 @@ def test_trace_is_written_to_standard_output(folder: Path) -> None:
         (["--warmup", str(10**21)], "argument --warmup: '1000000000000000000000' is too large"),
         (["--seed", "9" * 30], "is not a 64-bit integer"),
         (["--model", "builtins:dict"], "builtins:dict returned dict"),
+        (["--model", "nets.py:good", "--checkpoint", "evil.pth"], "evil.pth is not a file of weights"),
+        (["--model", "nets.py:good", "--checkpoint", "weights.pth"], "does not fit Net"),
     ],
 )
 def test_usage_error_is_reported_in_one_line_and_leaves_no_file(folder: Path, args: list[str], message: str) -> None:
     (folder / "existing.jsonl").write_text("precious", encoding="utf-8")
+    (folder / "evil.pth").write_bytes(pickle.dumps(Evil()))
+    torch.save({"other": torch.ones(2)}, folder / "weights.pth")
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     done = run_command("opcapture", *args, cwd=folder)
     assert done.returncode == 2, done.stderr
@@ -161,14 +171,6 @@ def test_usage_error_is_reported_in_one_line_and_leaves_no_file(folder: Path, ar
     assert message in last
     assert "Traceback" not in done.stderr
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
-
-
-def test_failing_step_keeps_an_existing_trace(folder: Path) -> None:
-    (folder / "t.jsonl").write_text("precious", encoding="utf-8")
-    args = ("--model", "nets.py:broken_step", "--warmup", "0", "--force", "-o", "t.jsonl")
-    assert run_command("opcapture", *args, cwd=folder).returncode == 2
-    assert (folder / "t.jsonl").read_text(encoding="utf-8") == "precious"
-    assert not list(folder.glob("*.part*"))
 
 
 def test_output_that_is_not_a_regular_file_is_never_replaced(folder: Path) -> None:
@@ -188,27 +190,6 @@ def test_debug_shows_the_traceback(folder: Path) -> None:
     error = refusal("opcapture", "--model", "nets.py:failing", "--debug", cwd=folder)
     assert "Traceback" in error
     assert "in failing" in error
-
-
-def test_checkpoint_is_loaded_without_running_pickled_code(folder: Path) -> None:
-    import pickle
-
-    class Evil:
-        def __reduce__(self) -> tuple[object, tuple[str]]:
-            return os.system, ("touch owned",)
-
-    (folder / "evil.pth").write_bytes(pickle.dumps(Evil()))
-    error = refusal("opcapture", "--model", "nets.py:good", "--checkpoint", "evil.pth", cwd=folder)
-    assert "is not a file of weights" in error
-    assert not (folder / "owned").exists()
-
-
-def test_checkpoint_of_another_model_is_refused(folder: Path) -> None:
-    import torch
-
-    torch.save({"other": torch.ones(2)}, folder / "weights.pth")
-    error = refusal("opcapture", "--model", "nets.py:good", "--checkpoint", "weights.pth", cwd=folder)
-    assert "does not fit Net" in error.splitlines()[-1]
 
 
 def test_ctrl_c_closes_the_trace_and_exits_with_130(folder: Path) -> None:

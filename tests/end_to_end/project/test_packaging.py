@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -17,6 +19,7 @@ from programs import ROOT, run_command, run_python, succeed
 from project_files import PACKAGES, pyproject
 
 import opgrip
+from opgrip.cli.plugins import MissingPackageError, install_command, needed
 from opgrip.traces.zoo import read_manifest
 
 
@@ -46,6 +49,27 @@ def test_oldest_constraints_equal_the_lower_bounds() -> None:
     assert bounds.keys() == pins.keys()
     # a bound of 1.11 allows any 1.11.x
     assert [name for name, bound in bounds.items() if not f"{pins[name]}.".startswith(f"{bound}.")] == []
+
+
+def test_required_packages_are_installed_by_all_targets() -> None:
+    extras = pyproject()["project"]["optional-dependencies"]
+    dev = next(requirement for requirement in extras["dev"] if requirement.startswith("opgrip["))
+    assert set(EVERYBODY) <= set(re.findall(r"\w+", dev))
+    targets = re.findall(r"-e '\.\[([\w,]+)\]'", (ROOT / "Makefile").read_text())
+    assert len(targets) > 1
+    for installed in targets:
+        assert "dev" in installed.split(",") or set(EVERYBODY) <= set(installed.split(","))
+
+
+def test_missing_packages_are_installed_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    extras = pyproject()["project"]["optional-dependencies"]
+    for extra in ("plot", "onnx", "gpu"):
+        assert shlex.split(install_command(extra)) == ["pip", "install", *extras[extra]]
+    assert set(shlex.split(install_command("tensorflow"))) >= {*extras["xla"], "absl-py"}
+    assert install_command("no-such-extra") == ""
+    monkeypatch.setattr("opgrip.cli.plugins.requires", lambda name: None)
+    with pytest.raises(MissingPackageError, match=r"^no_such is not installed: pip install no_such$"):
+        needed("no_such.part", "plot")
 
 
 FAST = ("--iterations", "2", "--warmup", "0")

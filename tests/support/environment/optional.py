@@ -43,9 +43,6 @@ COMMANDS = {
 # names in `COMMANDS` that are programs on the PATH, not modules
 PROGRAMS = ("nsys", "ncu", "c++", "ninja", "chromium")
 
-# modules without an extra, which are dependencies of a package in an extra
-BROUGHT_BY_OTHERS = ("cv2", "mmcv", "tokenizers", "tvm_ffi", "psutil", "cloudpickle", "msgpack")
-
 # Modules that others need for use, although those import without them.
 NEEDS_OF = {
     "transformers.loss.loss_for_object_detection": ("PIL",),

@@ -25,6 +25,13 @@ ROOT = Path(__file__).resolve().parents[3]
 # PYTHONPATH of the folders of shared test modules
 SUPPORT_PATH = os.pathsep.join(str(folder) for folder in sorted(Path(__file__).resolve().parents[1].iterdir()))
 MODULES = {"opreplay": "opgrip.replay.command.opreplay", "opgrip": "opgrip.tools.opgrip"}
+# verbs of opgrip that only read files, and print or write what they contain
+READING = {
+    *("compare", "corpus", "longtail", "zoo baseline", "zoo list", "zoo show", "samples list", "samples show"),
+    *("results list", "results merge", "results prune", "results score", "results show"),
+    *("trace convert", "trace diff", "trace export-case", "trace graph", "trace info", "trace merge"),
+    *("trace ranks", "trace redact", "trace timeline", "trace trim", "trace validate"),
+}
 SHIPPED_TRACES = sorted((ROOT / "traces").glob("*.jsonl"))
 
 
@@ -40,7 +47,24 @@ def run_command(
     fresh: bool = False,
     timeout: float = 900,
 ) -> subprocess.CompletedProcess[str]:
+    """Run a command: in this process if it only reads files and prints or writes what they contain, else in a fork."""
+    words = list(map(str, args))
+    is_reading = name == "opgrip" and not READING.isdisjoint((words[0], " ".join(words[:2])))
+    if env is None and not fresh and (is_reading or (name == "opreplay" and "--list" in words)):
+        return run_here(name, words, cwd)
     return run_python(program_path(name), *args, cwd=cwd, env=env, fresh=fresh, timeout=timeout)
+
+
+def run_here(name: str, words: list[str], cwd: Path | None) -> subprocess.CompletedProcess[str]:
+    output, errors = io.StringIO(), io.StringIO()
+    main = import_module(MODULES[name]).main
+    with redirect_stdout(output), redirect_stderr(errors), pytest.MonkeyPatch.context() as patch:
+        patch.chdir(cwd or Path.cwd())
+        try:
+            status = main(words)
+        except SystemExit as error:
+            status = error.code
+    return subprocess.CompletedProcess([name, *words], status, output.getvalue(), errors.getvalue())
 
 
 def succeed(name: str, *args: object, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -57,20 +81,11 @@ def refusal(name: str, *args: object, in_one_line: bool = False, **options: Any)
     """
     if name == "opcapture" or options.keys() - {"cwd"}:
         done = run_command(name, *args, **options)
-        status, output, errors = done.returncode, done.stdout, done.stderr
     else:
-        texts = io.StringIO(), io.StringIO()
-        main = import_module(MODULES[name]).main
-        with redirect_stdout(texts[0]), redirect_stderr(texts[1]), pytest.MonkeyPatch.context() as patch:
-            patch.chdir(options.get("cwd") or Path.cwd())
-            try:
-                status = main(list(map(str, args)))
-            except SystemExit as error:
-                status = error.code
-        output, errors = (text.getvalue() for text in texts)
-    assert status == 2, output + errors
-    assert not in_one_line or errors.count("\n") == 1, errors
-    return errors
+        done = run_here(name, list(map(str, args)), options.get("cwd"))
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert not in_one_line or done.stderr.count("\n") == 1, done.stderr
+    return done.stderr
 
 
 def run_python(
