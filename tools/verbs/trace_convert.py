@@ -28,8 +28,9 @@ from opgrip.errors import UserError
 from opgrip.tools.verbs import add_capture, add_output, report_output, verb
 
 if TYPE_CHECKING:
+    from opgrip.cli.plugins import Registry
     from opgrip.traces.formats.tuners import Problem, Tuner
-    from opgrip.traces.io.foreign_files import Losses
+    from opgrip.traces.io.foreign_files import Format, Losses
     from opgrip.traces.io.reader import TraceReader
 
 OWN = "opgrip"
@@ -77,21 +78,34 @@ def run_convert(args: argparse.Namespace) -> int:
     from opgrip.traces.io.reader import TraceReader
 
     target = _format_named(args.to) if args.to else _format_of_name(args.output)
-    _check_target(target)
-    if not _is_folder(target):
+    names = _written()
+    if target not in names:
+        choice = f"choose one of {', '.join(names)}"
+        raise UserError(f"{target} is not a writable format", did_you_mean(target, names, choice))
+    format_ = _formats().get(target)
+    if format_ is None or format_.write_folder is None:
         check_writable(args.output, args.force)
     check_output(args.report, args.force)
     cut = from_arguments(Cut, args)
     source = _format_named(args.source) if args.source else OWN
     reader = TraceReader(args.input, args.unbounded, source if source != OWN else None, cut, args.capture)
-    losses = _write_own(reader, args) if target == OWN else _write_foreign(reader, target, args)
+    if format_ is None:
+        _write_own(reader, args)
+    else:
+        _write_foreign(reader, format_, args)
     if args.report is not None:
-        write_json(losses.as_json(), args.report, args.force)
-    _print_losses(args, losses)
+        write_json(reader.losses.as_json(), args.report, args.force)
+    _print_losses(args, reader.losses)
     return 0
 
 
-def _write_own(reader: TraceReader, args: argparse.Namespace) -> Losses:
+def _formats() -> Registry[Format]:
+    from opgrip.traces.io.foreign_files import formats
+
+    return formats
+
+
+def _write_own(reader: TraceReader, args: argparse.Namespace) -> None:
     from opgrip.traces.io.writer import TraceWriter
     from opgrip.traces.schema.records import Header
 
@@ -103,20 +117,16 @@ def _write_own(reader: TraceReader, args: argparse.Namespace) -> Losses:
             writer.write(record)
         if reader.missing and not args.partial:
             raise UserError(reader.missing, "convert it with --partial")
-    return reader.losses
 
 
-def _write_foreign(reader: TraceReader, target: str, args: argparse.Namespace) -> Losses:
+def _write_foreign(reader: TraceReader, format_: Format, args: argparse.Namespace) -> None:
     from opgrip.traces import load
-    from opgrip.traces.io.foreign_files import formats
 
-    format_ = formats.get(target)
-    assert format_ is not None, "it was checked"
     trace = load(args.input, args.partial, args.unbounded, reader)
     if format_.write_folder is not None:
         with whole_folder(args.output) as folder:
             format_.write_folder(trace, folder, reader.losses)
-        return reader.losses
+        return
     assert format_.write is not None
     with whole_file(args.output, args.force) as raw:
         packed = args.output.suffix in (".gz", ".zst")
@@ -124,49 +134,30 @@ def _write_foreign(reader: TraceReader, target: str, args: argparse.Namespace) -
         format_.write(trace, sink, reader.losses)  # type: ignore[arg-type]
         if packed:
             sink.close()
-    return reader.losses
-
-
-def _check_target(target: str) -> None:
-    names = _written()
-    if target not in names:
-        choice = f"choose one of {', '.join(names)}"
-        raise UserError(f"{target} is not a writable format", did_you_mean(target, names, choice))
 
 
 def _written() -> list[str]:
-    from opgrip.traces.io.foreign_files import formats
-
-    return [OWN, *(name for name, format_ in formats.items() if format_.is_written)]
+    return [OWN, *(name for name, format_ in _formats().items() if format_.is_written)]
 
 
 def _format_named(word: str) -> str:
-    from opgrip.traces.io.foreign_files import formats
-
     name = word.lower().replace("-", "_")
-    return name if name == OWN or formats.get(name) else word
-
-
-def _is_folder(target: str) -> bool:
-    from opgrip.traces.io.foreign_files import formats
-
-    format_ = formats.get(target)
-    return format_ is not None and format_.write_folder is not None
+    return name if name == OWN or _formats().get(name) else word
 
 
 def _format_of_name(path: Path) -> str:
-    from opgrip.traces.io.foreign_files import PACKED, formats
-
     if path.name.endswith(OWN_SUFFIXES):
         return OWN
-    name = path.stem if path.suffix in PACKED else path.name
-    matches = [(len(suffix), key) for key, item in formats.items() for suffix in item.suffixes if name.endswith(suffix)]
+    name = path.stem if path.suffix in (".gz", ".zst") else path.name
+    matches = [
+        (len(suffix), key) for key, item in _formats().items() for suffix in item.suffixes if name.endswith(suffix)
+    ]
     if matches:
         return max(matches)[1]
     if path.is_dir():
         raise UserError(f"{path} is a folder", "write a file, or a new folder with --to flashinfer")
     names = ", ".join(_written())
-    if (suffix := path.suffix.removeprefix(".")) in set(formats.names()) - set(_written()):
+    if (suffix := path.suffix.removeprefix(".")) in set(_formats().names()) - set(_written()):
         raise UserError(f"{path} cannot be written: .{suffix} files can only be read", f"choose one of {names}")
     raise UserError(
         f"{path} has an unknown suffix", f"name a .jsonl file to write a trace, or give the format with --to ({names})"
@@ -176,10 +167,9 @@ def _format_of_name(path: Path) -> str:
 class _ListFormats(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         from opgrip.display.tables import TableColumn, print_table
-        from opgrip.traces.io.foreign_files import formats
 
         rows = [(OWN, "read, written", ", ".join(OWN_SUFFIXES), "traces of opcapture")]
-        for name, item in formats.items():
+        for name, item in _formats().items():
             ways = ("read" if item.read is not None else "", "written" if item.is_written else "")
             rows.append((name, ", ".join(filter(None, ways)), ", ".join(item.suffixes), item.summary))
         headings = ("format", "access", "suffixes", "description")

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from opgrip.traces.formats.operator_schemas import schemas_of
 from opgrip.traces.io.foreign_files import Losses, formats
 from opgrip.traces.schema.arguments import Opaque, TensorSpec, encode, map_leaves, tensors
 from opgrip.traces.schema.json_values import device_name
@@ -30,52 +29,12 @@ from opgrip.traces.schema.records import (
 from opgrip.traces.schema.tensor_specs import DTYPES, contiguous
 from opgrip.traces.values import ValueModel, fit
 
+if TYPE_CHECKING:
+    import pandas as pd
 
-@dataclass(slots=True)
-class GraphStorages:
-    numbers: dict[str, int] = field(default_factory=dict)
-    count: int = 0
+    from opgrip.traces.table.trace import Trace
 
-    def of(self, name: str) -> int:
-        if name not in self.numbers:
-            self.numbers[name] = self.count
-            self.count += 1
-        return self.numbers[name]
-
-    def give(self, name: str, shared: int | None) -> int:
-        if shared is None:
-            self.numbers.pop(name, None)
-            return self.of(name)
-        self.numbers[name] = shared
-        return shared
-
-
-def aliases(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int | None]:
-    schemas = schemas_of(op)
-    if not schemas:
-        return []
-    (schema, *_) = schemas
-    memory: dict[str, int] = {}
-    for index, parameter in enumerate(schema.arguments):
-        value = args[index] if index < len(args) else kwargs.get(parameter.name)
-        first = next(tensors(value), None)
-        if first is not None and first.storage is not None:
-            memory |= dict.fromkeys(_sets(parameter), first.storage)
-    return [_memory_of(item, memory) for item in schema.returns]
-
-
-def _memory_of(result: Any, memory: dict[str, int]) -> int | None:
-    if result.alias_info is None:
-        return None
-    if not result.alias_info.before_set:
-        # torch does not report the alias set of a list of views
-        return next(iter(memory.values()), None)
-    return next((memory[name] for name in _sets(result) if name in memory), None)
-
-
-def _sets(argument: Any) -> Iterator[str]:
-    if argument.alias_info is not None:
-        yield from argument.alias_info.before_set
+T = TypeVar("T")
 
 
 def split(
@@ -257,6 +216,21 @@ class RecordBuilder:
             number = numbers[key] = len(numbers) if unused is None else unused
             self._records.append(make(number))
         return number
+
+
+def converted(
+    trace: Trace, losses: Losses, convert: Callable[[Signature], T]
+) -> Iterator[tuple[Signature, T, pd.DataFrame]]:
+    """Yield each signature of a trace, its converted form, and its calls; signatures without one are reported."""
+    signatures = {item.number: item for item in trace.signatures}
+    for number, calls in trace.own_calls.groupby("signature", sort=True):
+        signature = signatures[int(number)]  # type: ignore[call-overload]
+        try:
+            form = convert(signature)
+        except ValueError as error:
+            losses.skip(signature.op, str(error), len(calls))
+            continue
+        yield signature, form, calls
 
 
 def says_gradients(header: Mapping[str, Any]) -> bool:

@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import chain
 from typing import IO, Any
 
@@ -16,12 +17,13 @@ import torch
 from opgrip.cli.output_files import Damage
 from opgrip.errors import FormatError, UserError
 from opgrip.traces.analysis.timeline import timeline_lines
-from opgrip.traces.formats.building import NO_GRADIENTS, NO_VALUES, RecordBuilder
+from opgrip.traces.formats.building import NO_GRADIENTS, NO_VALUES, RecordBuilder, tensor_of
+from opgrip.traces.formats.operator_inputs import parse_literals
 from opgrip.traces.formats.operator_schemas import (
     DTYPE_OF_ELEMENT,
     VALUE_OF_CODE,
     Bound,
-    NoOverload,
+    NotConverted,
     bind,
     op_of,
     schemas_of,
@@ -39,16 +41,13 @@ from opgrip.traces.formats.profiler_events import (
 from opgrip.traces.io.foreign_files import ForeignFile, Format, Head, Losses, formats
 from opgrip.traces.io.json_stream import CutText, Repair, TooLong, members
 from opgrip.traces.schema.arguments import TensorSpec, map_leaves, tensors
-from opgrip.traces.schema.json_values import LIMIT
 from opgrip.traces.schema.records import Kernels, Record
-from opgrip.traces.schema.tensor_specs import contiguous
 from opgrip.traces.table.trace import Trace
 
 # dtypes by their C++ names, without quantized ones, whose scales the file does not contain
 DTYPE_OF = {name: dtype for name, dtype in DTYPE_OF_ELEMENT.items() if not name.startswith("c10::q")}
 
 _REAL = r"[+-]?(?:\d{1,20}(?:\.\d{0,40})?(?:[eE][+-]?\d{1,4})?|inf|nan)"
-NUMBER = re.compile(_REAL)
 COMPLEX = re.compile(rf"\(?({_REAL})\+?({_REAL})[ij]\)?")
 CUT = "..."
 MOST_CHARACTERS = 4000
@@ -75,12 +74,12 @@ def bind_inputs(name: str, inputs: EventInputs, device: str) -> Bound:
                 for index, item in enumerate(parameters)
             }
             bound = bind(op_of(schema), (), values)
-        except (ValueError, NoOverload) as error:
+        except ValueError as error:
             reasons.append(str(error))
             continue
         return _on_device(without_defaults(bound, schema), parameters, device)
     sorted_reasons = sorted(reasons, key=lambda reason: (not reason.startswith("the file"), "has only" in reason))
-    raise NoOverload(sorted_reasons[0] if sorted_reasons else "no overload takes this number of arguments")
+    raise NotConverted(sorted_reasons[0] if sorted_reasons else "no overload takes this number of arguments")
 
 
 def _on_device(bound: Bound, parameters: Sequence[Any], device: str) -> Bound:
@@ -125,55 +124,29 @@ def _tensor(kind: Any, shape: Any, stride: Any) -> TensorSpec:
     dtype = DTYPE_OF.get(kind) if isinstance(kind, str) else None
     if dtype is None:
         raise ValueError(f"unsupported tensor type: {str(kind)[:40] or 'unknown'}")
-    sizes = _sizes(shape)
     # older profilers write no strides
-    steps = contiguous(sizes) if stride is None else _sizes(stride)
-    if len(sizes) != len(steps):
-        raise ValueError(f"a tensor has {len(sizes)} dimensions and {len(steps)} strides")
-    return TensorSpec(sizes, steps, dtype, "cpu")
-
-
-def _sizes(form: Any) -> tuple[int, ...]:
-    if not isinstance(form, list) or not all(type(size) is int and 0 <= size < LIMIT >> 1 for size in form):
-        raise ValueError(f"expected the shape or strides of a tensor, got {str(form)[:60]}")
-    return tuple(form)
+    return tensor_of(shape, dtype, stride)
 
 
 def _parsed(text: str, expected: Any, name: str) -> Any:
     if CUT in text or len(text) > MOST_CHARACTERS:
         raise ValueError(f"the file contains only the beginning of the argument {name}")
-    if expected.kind() == "ListType":
-        if not (text.startswith("[") and text.endswith("]")):
-            raise ValueError(f"the argument {name} is not a list: {text[:40]!r}")
-        items = text[1:-1].split(",") if text != "[]" else []
-        return [_scalar(item.strip(), expected.getElementType().kind()) for item in items]
-    return _scalar(text.strip(), expected.kind())
+    parts = COMPLEX.fullmatch(text)
+    value = complex(float(parts[1]), float(parts[2])) if parts else parse_literals(text.strip())
+    if expected.kind() != "ListType":
+        return _scalar(value, expected.kind())
+    if not isinstance(value, list):
+        raise ValueError(f"the argument {name} is not a list: {text[:40]!r}")
+    return [_scalar(item, expected.getElementType().kind()) for item in value]
 
 
-def _scalar(text: str, kind: str) -> Any:
-    if kind.removesuffix("Type") in VALUE_OF_CODE:
-        code = int(text) if text.isascii() and text.isdecimal() and len(text) < 9 else -1
-        value = VALUE_OF_CODE[kind.removesuffix("Type")].get(code)
-        if value is None:
-            raise ValueError(f"this torch has no {kind.removesuffix('Type')} with the number {text[:40]}")
-        return value
-    if text in ("True", "False"):
-        if kind not in ("BoolType", "NumberType"):
-            raise ValueError(f"expected an argument of type {kind}, got {text}")
-        return text == "True"
-    if kind == "NumberType" and (parts := COMPLEX.fullmatch(text)):
-        return complex(float(parts[1]), float(parts[2]))
-    if not NUMBER.fullmatch(text) or kind not in ("IntType", "SymIntType", "FloatType", "NumberType"):
-        raise ValueError(f"expected an argument of type {kind}, got {text[:40]!r}")
-    if kind == "FloatType":
-        return float(text)
-    if not re.fullmatch(r"[+-]?\d+", text):
-        if kind != "NumberType":
-            raise ValueError(f"expected an argument of type {kind}, got {text[:40]!r}")
-        return float(text)
-    if abs(int(text)) >= LIMIT:
-        raise ValueError(f"the integer {text[:40]} has more than 64 bits")
-    return int(text)
+def _scalar(value: Any, kind: str) -> Any:
+    plain = kind.removesuffix("Type")
+    if plain not in VALUE_OF_CODE:
+        return float(value) if kind == "FloatType" and type(value) is int else value
+    if type(value) is not int or value not in VALUE_OF_CODE[plain]:
+        raise ValueError(f"this torch has no {plain} with the number {str(value)[:40]}")
+    return VALUE_OF_CODE[plain][value]
 
 
 DEFAULTS = (
@@ -266,8 +239,7 @@ def _events_of(file: ForeignFile, cuts: list[str]) -> tuple[EventTable, dict[str
                 table.add(form)
             except (ValueError, OverflowError, TypeError) as error:
                 file.losses.skip("?", str(error)[:200])
-            if len(table) > MOST_EVENTS and not file.unbounded:
-                raise file.refusal(f"it contains more than {MOST_EVENTS:,} events")
+            file.check(len(table), MOST_EVENTS, "it contains more than {:,} events")
     except TooLong:
         raise file.refusal("an event is longer than 16 MB, or is not JSON") from None
     except FormatError as error:
@@ -280,15 +252,13 @@ def _events_of(file: ForeignFile, cuts: list[str]) -> tuple[EventTable, dict[str
 
 class _Adder:
     def __init__(self, builder: RecordBuilder, device: str, losses: Losses) -> None:
-        self._builder, self._device, self._losses = builder, device, losses
-        self._bound: dict[Slice, Bound | str] = {}
+        self._builder, self._losses = builder, losses
+        self._bound = cache(lambda item: _bound(item, device))
         self._forward_scopes: dict[int, int] = {}
 
     def add(self, call: ProfiledCall, thread: str) -> int | None:
         event, scope, work = call.event, call.scope, call.work
-        bound = self._bound.get(event.slice)
-        if bound is None:
-            bound = self._bound[event.slice] = self._bind(event.slice)
+        bound = self._bound(event.slice)
         if isinstance(bound, str):
             self._losses.skip(event.slice.name.replace("::", "."), bound)
             return None
@@ -307,13 +277,14 @@ class _Adder:
             device_ns=sum(work.device_ns.values()) if work.launches else -1,
         )
 
-    def _bind(self, item: Slice) -> Bound | str:
-        if item.inputs is None:
-            return "the file does not have its shapes"
-        try:
-            return bind_inputs(item.name, item.inputs, self._device)
-        except NoOverload as error:
-            return str(error)
+
+def _bound(item: Slice, device: str) -> Bound | str:
+    if item.inputs is None:
+        return "the file does not have its shapes"
+    try:
+        return bind_inputs(item.name, item.inputs, device)
+    except NotConverted as error:
+        return str(error)
 
 
 def _with_copied_from(args: tuple[Any, ...], work: OperatorKernels) -> tuple[Any, ...]:

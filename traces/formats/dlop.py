@@ -25,7 +25,7 @@ import torch
 from opgrip.traces.formats.building import NO_DEVICE, NO_GRADIENTS, NO_TIMES, NO_VALUES, RecordBuilder, fit_values
 from opgrip.traces.formats.configurations.generators import Arguments
 from opgrip.traces.formats.configurations.modules import MetaRecording, Recorded
-from opgrip.traces.formats.operator_schemas import op_of, schemas_of
+from opgrip.traces.formats.operator_schemas import NotConverted, op_of, schemas_of
 from opgrip.traces.io.foreign_files import PACKED, ForeignFile, Format, Head, formats
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.records import Record, Scope
@@ -48,10 +48,6 @@ WORDS: dict[str, dict[str, int]] = {
 DTYPE_OF_NAME = {"mask": torch.bool, "condition": torch.bool, "index": torch.int64, "indices": torch.int64}
 SYNONYMS = {"float": "float32", "double": "float64", "half": "float16", "int": "int32", "long": "int64"}
 SYNONYMS |= {"short": "int16"}
-
-
-class Unfit(ValueError):
-    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +78,7 @@ def rows_of_csv(file: ForeignFile, name: str) -> Iterator[TableRow]:
             file.losses.skip(name, "a line does not hold id, network, number of calls and parameters")
             continue
         calls += row.count
-        if calls > MOST_ALL_CALLS and not file.unbounded:
-            raise file.refusal(f"it has more than {MOST_ALL_CALLS:,} calls")
+        file.check(calls, MOST_ALL_CALLS, "it has more than {:,} calls")
         yield row
 
 
@@ -158,7 +153,7 @@ def value_of(cell: Any, parameter: Any, reading: Reading, first: tuple[int, ...]
     if name == "ListType":
         return _list(cell, kind.getElementType(), parameter, reading, first)
     if reading.lists_are_shapes and isinstance(cell, list):
-        raise Unfit(f"the argument {parameter.name} is not a tensor, but its cell is a shape")
+        raise NotConverted(f"the argument {parameter.name} is not a tensor, but its cell is a shape")
     return _scalar(single(cell), name, parameter.name)
 
 
@@ -184,9 +179,9 @@ def _tensor(cell: Any, name: str, reading: Reading) -> CellTensor:
         cell, *words = cell
         # the source device may follow
         if not all(isinstance(word, str) for word in words):
-            raise Unfit(f"the cell of the tensor {name} has numbers or lists after its first list")
+            raise NotConverted(f"the cell of the tensor {name} has numbers or lists after its first list")
     if cell == [] and not reading.empty_is_scalar:
-        raise Unfit(f"the cell of the tensor {name} is empty")
+        raise NotConverted(f"the cell of the tensor {name} is empty")
     if isinstance(cell, list) and any(type(item) is float for item in cell) and all(map(_is_number, cell)):
         # not sizes: the list has the values themselves
         return CellTensor((len(cell),), dtype, tuple(map(float, cell)))
@@ -195,20 +190,20 @@ def _tensor(cell: Any, name: str, reading: Reading) -> CellTensor:
         return CellTensor(shape, dtype)
     if reading.numbers_are_tensors and _is_number(cell):
         return CellTensor((), dtype, (cell,))
-    raise Unfit(f"the cell of the tensor {name} is not a shape: {str(cell)[:40]}")
+    raise NotConverted(f"the cell of the tensor {name} is not a shape: {str(cell)[:40]}")
 
 
 def _list(cell: Any, element: Any, parameter: Any, reading: Reading, first: tuple[int, ...]) -> list[Any]:
     kind = innermost(element).kind()
     if kind == "TensorType":
         if not isinstance(cell, list) or not all(isinstance(item, list) for item in cell):
-            raise Unfit(f"the argument {parameter.name} is not a list of shapes: {str(cell)[:40]}")
+            raise NotConverted(f"the argument {parameter.name} is not a list of shapes: {str(cell)[:40]}")
         return [_tensor(item, parameter.name, reading) for item in cell]
     if reading.lists_are_shapes and isinstance(cell, list):
-        raise Unfit(f"the argument {parameter.name} is not a tensor, but its cell is a shape")
+        raise NotConverted(f"the argument {parameter.name} is not a tensor, but its cell is a shape")
     items = cell if isinstance(cell, list) else [cell]
     if len(items) > MOST_DIMENSIONS:
-        raise Unfit(f"the argument {parameter.name} has more than {MOST_DIMENSIONS} numbers")
+        raise NotConverted(f"the argument {parameter.name} has more than {MOST_DIMENSIONS} numbers")
     if len(items) == 1 and (parameter.N or 0) > 1:
         items = items * parameter.N
     last = first[-len(items) :] if items else ()
@@ -232,7 +227,7 @@ def _scalar(item: Any, kind: str, name: str) -> Any:
         case "StringType":
             value = item if isinstance(item, str) else None
     if value is None:
-        raise Unfit(f"the argument {name} is not of type {kind}: {str(item)[:40]!r}")
+        raise NotConverted(f"the argument {name} is not of type {kind}: {str(item)[:40]!r}")
     return value
 
 
@@ -253,61 +248,37 @@ def dtype_named(item: Any) -> torch.dtype | None:
     return DTYPES.get(SYNONYMS.get(item, item)) if isinstance(item, str) else None
 
 
-SUFFIX = "_size"  # suffix that the names of columns with shapes may have
-
-
-@dataclass(frozen=True, slots=True)
-class TableFunction:
-    name: str
-    tensors: tuple[str, ...]
-    plain: tuple[str, ...]
-
-
-# functions by the names of their files
-FUNCTIONS = {
-    "mhaf": TableFunction(
+# functions that are not operators, and their arguments that are tensors, by the names of their files
+FUNCTIONS: dict[str, tuple[str, frozenset[str]]] = {
+    "mhaf": (
         "torch.nn.functional.multi_head_attention_forward",
-        (
-            *("query", "key", "value", "in_proj_weight", "in_proj_bias", "bias_k", "bias_v"),
-            *("out_proj_weight", "out_proj_bias", "key_padding_mask", "attn_mask"),
+        frozenset(
+            {
+                *("query", "key", "value", "in_proj_weight", "in_proj_bias", "bias_k", "bias_v"),
+                *("out_proj_weight", "out_proj_bias", "key_padding_mask", "attn_mask"),
+            }
         ),
-        ("embed_dim_to_check", "num_heads", "add_zero_attn", "dropout_p", "training", "need_weights"),
     ),
-    "normalize": TableFunction("torch.nn.functional.normalize", ("input",), ("p", "dim", "eps")),
+    "normalize": ("torch.nn.functional.normalize", frozenset({"input"})),
 }
 
 
-def calls_of_row(function: TableFunction, row: dict[str, Any], recording: MetaRecording) -> Iterator[Recorded]:
+def calls_of_row(name: str, row: dict[str, Any], recording: MetaRecording) -> list[Recorded]:
+    function, tensors = FUNCTIONS[name]
     arguments: dict[str, Any] = {}
     for column, cell in row.items():
-        name = column if column in (*function.tensors, *function.plain) else column.removesuffix(SUFFIX)
-        if name in function.tensors:
-            arguments[name] = _table_tensor(cell, name)
-        elif name in function.plain:
-            if not is_missing(cell):
-                arguments[name] = _plain(cell, name)
+        argument = column.removesuffix("_size")
+        if argument in tensors:
+            arguments[argument] = None if is_missing(cell) else _tensor(cell, argument, Reading()).spec()
         elif not is_missing(cell):
-            raise Unfit(f"{function.name} has no argument {column[:60]}")
+            value = single(cell)
+            if not isinstance(value, bool | int | float):
+                raise NotConverted(f"the argument {column[:60]} is not a number: {str(value)[:40]}")
+            arguments[column] = value
     try:
-        yield from recording.function(function.name, Arguments((), arguments))
+        return list(recording.function(function, Arguments((), arguments)))
     except ValueError as error:
-        raise Unfit(str(error)[:200]) from error
-
-
-def _table_tensor(cell: Any, name: str) -> TensorSpec | None:
-    if is_missing(cell):
-        return None
-    shape = shape_of(cell)
-    if shape is None:
-        raise Unfit(f"the argument {name} is not a shape: {str(cell)[:40]}")
-    return TensorSpec(shape, contiguous(shape), torch.float32, "cpu")
-
-
-def _plain(cell: Any, name: str) -> bool | int | float:
-    value = single(cell)
-    if not isinstance(value, bool | int | float):
-        raise Unfit(f"the argument {name} is not a number: {str(value)[:40]}")
-    return value
+        raise NotConverted(str(error)[:200]) from error
 
 
 START = re.compile(rb'\s*\{\s*"[A-Za-z_][A-Za-z_0-9]*"\s*:\s*\[\s*(?![\s{\]])')
@@ -377,7 +348,7 @@ def _cat(row: Row) -> tuple[str, Row]:
 def _einsum(row: Row) -> tuple[str, Row]:
     equation, *operands = (cell for cell in row.values() if not is_missing(cell))
     if not isinstance(equation, str):
-        raise Unfit(f"the equation of einsum is not a string: {str(equation)[:40]}")
+        raise NotConverted(f"the equation of einsum is not a string: {str(equation)[:40]}")
     # the file has slashes in place of commas
     return "einsum", {"equation": equation.replace("/", ","), "tensors": operands}
 
@@ -386,10 +357,10 @@ def _ctc_loss(row: Row) -> tuple[str, Row]:
     probabilities, targets, inputs, lengths, *rest = row.values()
     long, labels, batch = shape_of(probabilities), shape_of(targets), shape_of(lengths)
     if not long or not labels or not batch or len(batch) != 1 or inputs != lengths or not 0 < batch[0] <= 1 << 16:
-        raise Unfit("the lengths of the inputs and targets of ctc_loss do not match its tensors")
+        raise NotConverted("the lengths of the inputs and targets of ctc_loss do not match its tensors")
     share, remainder = divmod(labels[0], batch[0])
     if len(labels) != 1 or share + bool(remainder) > long[0]:
-        raise Unfit("the targets of ctc_loss are longer than its inputs")
+        raise NotConverted("the targets of ctc_loss are longer than its inputs")
     input_lengths = [long[0]] * batch[0]
     target_lengths = [share + (index < remainder) for index in range(batch[0])]
     names = ("blank", "reduction", "zero_infinity")
@@ -415,7 +386,7 @@ def _max_unpool2d(row: Row) -> tuple[str, Row]:
     lists = {name: shape_of(row.get(name)) for name in ("input", "kernel_size", "stride", "padding")}
     sizes = {name: shape for name, shape in lists.items() if shape}
     if len(sizes) < len(lists) or not is_missing(row.get("output_size")):
-        raise Unfit("max_unpool2d needs input, kernel_size, stride and padding, and must not have output_size")
+        raise NotConverted("max_unpool2d needs input, kernel_size, stride and padding, and must not have output_size")
     pairs = [sizes[name] * 2 if len(sizes[name]) == 1 else sizes[name] for name in ("kernel_size", "stride", "padding")]
     # the size that the input of the pooling had
     output = [
@@ -430,7 +401,7 @@ def _interpolate(row: Row) -> tuple[str, Row]:
     mode = _text(row.get("mode")) or "nearest"
     dimensions = len(shape or ()) - 2
     if shape is None or dimensions not in (1, 2, 3) or mode not in UPSAMPLE:
-        raise Unfit(f"torch has no interpolation of mode {str(mode)[:40]} for input_size {str(shape)[:40]}")
+        raise NotConverted(f"torch has no interpolation of mode {str(mode)[:40]} for input_size {str(shape)[:40]}")
     call: Row = {"input": list(shape)}
     for name, argument in (("output_size", "output_size"), ("scale_factor", "scale_factors")):
         cell = row.get(name)
@@ -479,7 +450,6 @@ def read(file: ForeignFile) -> Iterator[Record]:
         rows_of_csv(file, name) if is_csv(Head(file.path, "", next(file.lines(), "").encode())) else rows_of_json(file)
     )
     builder = RecordBuilder("dlop", file.losses)
-    function = FUNCTIONS.get(name)
     recording = MetaRecording("cpu", file.unbounded)
 
     def argument(value: Any) -> Any:
@@ -494,13 +464,13 @@ def read(file: ForeignFile) -> Iterator[Record]:
     for row in rows:
         scope = Scope(0, row.network, "", "forward")
         try:
-            if function is not None:
-                for call in list(calls_of_row(function, row.cells, recording)):
+            if name in FUNCTIONS:
+                for call in calls_of_row(name, row.cells, recording):
                     builder.add_call(call.op, call.args, call.kwargs, count=row.count, scope=scope)
                 yield from builder.ready()
                 continue
             op, args, kwargs = call_of(name, row.cells)
-        except Unfit as error:
+        except NotConverted as error:
             file.losses.skip(name, str(error), row.count)
             continue
         keywords = {key: argument(value) for key, value in kwargs.items()}
@@ -516,27 +486,27 @@ def operator_name(path: Path) -> str:
 
 def call_of(name: str, row: Row) -> Call:
     if name in UNMAPPED:
-        raise Unfit(UNMAPPED[name])
+        raise NotConverted(UNMAPPED[name])
     if name in REWRITES:
         try:
             name, row = REWRITES[name](row)
+        except NotConverted:
+            raise
         except (KeyError, ValueError) as error:
-            raise (
-                error if isinstance(error, Unfit) else Unfit(f"{name} lacks a column, or a cell has an invalid value")
-            ) from error
+            raise NotConverted(f"{name} lacks a column, or a cell has an invalid value") from error
     name = NAMES.get(name, name)
     if row.get("inplace") in (True, [True], "True", ["True"]) and schemas_of(f"aten.{name}_"):
         name += "_"
     schemas = [schema for schema in schemas_of(f"aten.{name}") if not any(item.is_out for item in schema.arguments)]
     if not schemas:
-        raise Unfit(f"not registered in torch {torch.__version__.partition('+')[0]}")
+        raise NotConverted(f"not registered in torch {torch.__version__.partition('+')[0]}")
     row = {column: cell for column, cell in row.items() if column not in IGNORED}
     for reading in _readings(name, row):
         for schema in schemas:
             # a column or parameter may remain, or a cell may not fit its type
-            with suppress(Unfit):
+            with suppress(NotConverted):
                 return _call(schema, row, reading)
-    raise Unfit(f"no overload of aten.{name} takes these arguments")
+    raise NotConverted(f"no overload of aten.{name} takes these arguments")
 
 
 def _readings(name: str, row: Row) -> Iterator[Reading]:
@@ -567,7 +537,7 @@ def _call(schema: Any, row: Row, reading: Reading) -> Call:
         elif parameter.type.kind() == "OptionalType" and not parameter.kwarg_only:
             value = None
         else:
-            raise Unfit(f"{op_of(schema)} lacks its argument {parameter.name}")
+            raise NotConverted(f"{op_of(schema)} lacks its argument {parameter.name}")
         if isinstance(value, CellTensor) and not args:
             first = value.shape
         if parameter.kwarg_only or len(args) < index:
@@ -604,7 +574,7 @@ def _assign(schema: Any, row: Row, reading: Reading) -> dict[str, Any]:
     for column in rest[len(free) :]:
         is_of_tensors = column == "dtype" and dtype_named(single(row[column])) is reading.dtype
         if not is_missing(row[column]) and single(row[column]) is not False and not is_of_tensors:
-            raise Unfit(f"{op_of(schema)} has no argument {column}")
+            raise NotConverted(f"{op_of(schema)} has no argument {column}")
     return cells
 
 

@@ -16,8 +16,7 @@ import math
 import operator
 import re
 import uuid
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
@@ -26,14 +25,23 @@ from typing import Any
 import torch
 
 from opgrip.errors import UserError
-from opgrip.traces.formats.building import NO_DEVICE, NO_GRADIENTS, NO_TIMES, NO_VALUES, RecordBuilder, fit_values
+from opgrip.traces.formats.building import (
+    NO_DEVICE,
+    NO_GRADIENTS,
+    NO_TIMES,
+    NO_VALUES,
+    RecordBuilder,
+    converted,
+    fit_values,
+    tensor_of,
+)
 from opgrip.traces.formats.operator_inputs import literal
-from opgrip.traces.formats.operator_schemas import Bound, NoOverload, registered, schemas_of
+from opgrip.traces.formats.operator_schemas import Bound, NotConverted, registered, schemas_of
 from opgrip.traces.io.foreign_files import ForeignFile, Format, Head, Losses, formats
 from opgrip.traces.io.tensor_file import STORED_AS_THEY_ARE, read_foreign_tensor, write_foreign_tensors
 from opgrip.traces.schema.arguments import FormatError, TensorSpec, leaves
 from opgrip.traces.schema.records import OPERATOR, Record, Scope, Signature
-from opgrip.traces.schema.tensor_specs import DTYPES, contiguous, plain_name
+from opgrip.traces.schema.tensor_specs import contiguous, plain_name
 from opgrip.traces.table.trace import Trace
 
 MOST_FILES = 10_000
@@ -53,10 +61,6 @@ MOST_TEXT = 1 << 16  # maximum number of characters of a reference
 EPSILON = re.compile(r"\b(?:EPS|eps|epsilon)\s*=\s*([0-9.]+(?:[eE]-?[0-9]+)?)\b")
 
 
-class NoCall(ValueError):
-    pass
-
-
 @dataclass(slots=True)
 class DataSet:
     file: ForeignFile
@@ -68,12 +72,18 @@ class DataSet:
     def definition(self, name: str) -> dict[str, Any]:
         if name not in self.definitions:
             path = self.beside("definitions", f"{name}.json") if NAME.fullmatch(name) else None
-            file = None if path is None else ForeignFile(path, self.file.losses, self.file.unbounded)
-            self.definitions[name] = None if file is None else _definition(file)
+            self.definitions[name] = None if path is None else _definition(replace(self.file, path=path))
         definition = self.definitions[name]
         if definition is None:
-            raise NoCall("no definition of this name in its folder")
+            raise NotConverted("no definition of this name in its folder")
         return definition
+
+    def define(self, path: Path) -> str:
+        """Read a definition, and return its name."""
+        definition = _definition(replace(self.file, path=path))
+        name = str(definition.get("name"))
+        self.definitions[name] = definition
+        return name
 
     def beside(self, folder: str, name: str) -> Path | None:
         if self.root is None:
@@ -116,11 +126,10 @@ def read(file: ForeignFile) -> Iterator[Record]:
             continue
         if key[1]:
             keys.add(key)
-        if len(keys) > MOST_WORKLOADS and not file.unbounded:
-            raise file.refusal(f"it has more than {MOST_WORKLOADS:,} workloads")
+        file.check(len(keys), MOST_WORKLOADS, "it has more than {:,} workloads")
         try:
             call = _call(data_set, builder, data_set.definition(name), workload)
-        except (NoCall, NoOverload) as error:
+        except ValueError as error:
             file.losses.skip(name[:200], str(error))
             continue
         scope = Scope(0, "", "", "forward", function=name[:200])
@@ -136,36 +145,30 @@ def _workloads(data_set: DataSet) -> Iterator[tuple[str, Any]]:
             yield from _problem(data_set, folder)
         return
     if file.path.is_dir():
-        paths = sorted(islice(file.path.glob("workloads/**/*.jsonl"), MOST_FILES))
-        for path in paths:
-            yield from _lines(ForeignFile(path, file.losses, file.unbounded))
+        for path in sorted(islice(file.path.glob("workloads/**/*.jsonl"), MOST_FILES)):
+            yield from _lines(replace(file, path=path))
         return
-    first = next(iter(file.lines()), "")
-    if _is_bare(first.encode()) or (file.path.name == PROBLEM and file.path.parent in _problems(file.path.parent)):
+    first = next(iter(file.lines()), "").encode()
+    if _is_bare(first) or (file.path.name == PROBLEM and file.path.parent in _problems(file.path.parent)):
         yield from _problem(data_set, file.path.parent, file.path if file.path.name != PROBLEM else None)
         return
-    if WORKLOAD.search(first.encode()):
+    if WORKLOAD.search(first):
         yield from _lines(file)
         return
-    definition = _definition(file)
-    name = str(definition.get("name"))
-    data_set.definitions[name] = definition
+    name = data_set.define(file.path)
     path_of_workloads = data_set.beside("workloads", f"{name}.jsonl") if NAME.fullmatch(name) else None
     if path_of_workloads is None:
         # if all its axes are constants, it is its own workload
         yield name, {"axes": {}, "inputs": {}}
     else:
-        yield from _lines(ForeignFile(path_of_workloads, file.losses, file.unbounded))
+        yield from _lines(replace(file, path=path_of_workloads))
 
 
 def _problem(data_set: DataSet, folder: Path, workloads: Path | None = None) -> Iterator[tuple[str, Any]]:
-    losses, unbounded = data_set.file.losses, data_set.file.unbounded
     if not (folder / PROBLEM).is_file():
         raise UserError(f"{workloads} does not name its definition", f"put its {PROBLEM} into the same folder")
-    definition = _definition(ForeignFile(folder / PROBLEM, losses, unbounded))
-    name = str(definition.get("name"))
-    data_set.definitions[name] = definition
-    yield from _lines(ForeignFile(workloads or folder / WORKLOADS, losses, unbounded), name)
+    name = data_set.define(folder / PROBLEM)
+    yield from _lines(replace(data_set.file, path=workloads or folder / WORKLOADS), name)
 
 
 def _lines(file: ForeignFile, name: str | None = None) -> Iterator[tuple[str, Any]]:
@@ -189,11 +192,11 @@ def _definition(file: ForeignFile) -> dict[str, Any]:
 
 def _call(data_set: DataSet, builder: RecordBuilder, definition: Mapping[str, Any], workload: Any) -> Bound:
     if not isinstance(workload, dict):
-        raise NoCall(f"the workload is not a JSON object: {str(workload)[:40]}")
+        raise NotConverted(f"the workload is not a JSON object: {str(workload)[:40]}")
     sizes = _sizes(definition, workload)
     sources, inputs = workload.get("inputs"), definition.get("inputs")
     if not isinstance(inputs, dict) or not isinstance(sources, dict):
-        raise NoCall("`inputs` of the definition or workload is not a JSON object")
+        raise NotConverted("`inputs` of the definition or workload is not a JSON object")
     arguments = {
         name: _argument(data_set, builder, spec, sizes, sources.get(name, {"type": "random"}))
         for name, spec in inputs.items()
@@ -201,14 +204,14 @@ def _call(data_set: DataSet, builder: RecordBuilder, definition: Mapping[str, An
     op, args, kwargs = _call_of_kernel(definition, arguments)
     call = registered(op, args, kwargs, data_set.file.losses)
     if not schemas_of(call.op):
-        raise NoOverload(f"the operator {op[:60]} is not registered in this torch")
+        raise NotConverted(f"the operator {op[:60]} is not registered in this torch")
     return call
 
 
 def _sizes(definition: Mapping[str, Any], workload: Mapping[str, Any]) -> dict[str, int]:
     axes, values = definition.get("axes"), workload.get("axes")
     if not isinstance(axes, dict) or not isinstance(values, dict):
-        raise NoCall("`axes` of the definition or workload is not a JSON object")
+        raise NotConverted("`axes` of the definition or workload is not a JSON object")
     sizes: dict[str, int] = {}
     for name, axis in axes.items():
         size = values.get(name)
@@ -217,9 +220,9 @@ def _sizes(definition: Mapping[str, Any], workload: Mapping[str, Any]) -> dict[s
         if isinstance(axis, dict) and axis.get("type") == "expr":
             size = _size_of(axis.get("expression"), sizes | values)
         if size is None:
-            raise NoCall(f"the workload has no size for the axis {name[:40]}")
+            raise NotConverted(f"the workload has no size for the axis {name[:40]}")
         if type(size) is not int or not 0 <= size < LARGEST:
-            raise NoCall(f"the size of the axis {name[:40]} is not a number of elements: {str(size)[:40]}")
+            raise NotConverted(f"the size of the axis {name[:40]} is not a number of elements: {str(size)[:40]}")
         sizes[name] = size
     return sizes
 
@@ -249,29 +252,25 @@ def _size_of(expression: Any, sizes: Mapping[str, Any]) -> int:
     try:
         return value(ast.parse(expression if len(expression) < MOST_EXPRESSION else "", mode="eval").body)
     except (SyntaxError, ValueError, TypeError, ArithmeticError, RecursionError, MemoryError) as error:
-        raise NoCall(f"the size of an axis cannot be computed from {str(expression)[:60]!r}") from error
+        raise NotConverted(f"the size of an axis cannot be computed from {str(expression)[:60]!r}") from error
 
 
 def _argument(
     data_set: DataSet, builder: RecordBuilder, spec: Any, sizes: Mapping[str, int], source: Any
 ) -> TensorSpec | bool | int | float:
     if not isinstance(spec, dict) or not isinstance(source, dict):
-        raise NoCall("an input of the definition or workload is not a JSON object")
+        raise NotConverted("an input of the definition or workload is not a JSON object")
     names = spec.get("shape")
     if names is None:
         value = source.get("value") if source.get("type") == "scalar" else None
         if not isinstance(value, bool | int | float) or abs(value) >= LARGEST:
-            raise NoCall("the workload has no value for an input that is a number")
+            raise NotConverted("the workload has no value for an input that is a number")
         return value
-    dtype = DTYPES.get(str(spec.get("dtype")))
-    if dtype is None:
-        raise NoCall(f"unknown dtype: {str(spec.get('dtype'))[:40]}")
     if not isinstance(names, list) or len(names) > 64 or not all(isinstance(name, str) for name in names):
-        raise NoCall(f"the shape of an input is not a list of axes: {str(names)[:40]}")
+        raise NotConverted(f"the shape of an input is not a list of axes: {str(names)[:40]}")
     if unknown := [name for name in names if name not in sizes]:
-        raise NoCall(f"the shape of an input has the undefined axis {unknown[0][:40]}")
-    shape = tuple(sizes[name] for name in names)
-    tensor = TensorSpec(shape, contiguous(shape), dtype, "cpu")
+        raise NotConverted(f"the shape of an input has the undefined axis {unknown[0][:40]}")
+    tensor = tensor_of([sizes[name] for name in names], spec.get("dtype"))
     if source.get("type") == "custom" and CUSTOM not in data_set.file.losses.defaults:
         data_set.file.losses.defaults.append(CUSTOM)
     if source.get("type") != "safetensors":
@@ -323,7 +322,7 @@ def _call_of_kernel(definition: Mapping[str, Any], arguments: Arguments) -> Call
         call = KERNELS[kind](arguments, text)
     if call is None:
         name = kind if isinstance(kind, str) else "kernel"
-        raise NoOverload(
+        raise NotConverted(
             f"no operator of torch corresponds to this {name[:60]}, and its reference is not a single call"
         )
     return call
@@ -399,10 +398,6 @@ WRITTEN_DTYPES = frozenset(
 STORED_ELEMENTS = 1 << 20
 
 
-class NoForm(ValueError):
-    pass
-
-
 @dataclass(frozen=True, slots=True)
 class KernelDefinition:
     op: str
@@ -413,17 +408,24 @@ class KernelDefinition:
 
 
 def write_folder(trace: Trace, folder: Path, losses: Losses) -> None:
-    counts = Counter(trace.own_calls["signature"].tolist())
-    firsts = trace.own_calls.drop_duplicates("signature").reset_index().set_index("signature")["index"]
     for name in ("definitions", "workloads"):
         (folder / name).mkdir()
-    signatures = [item for item in trace.signatures if item.number in counts]
-    for kernel in _kernels(signatures, counts, losses):
-        _write_kernel(kernel, trace, folder)
-        for signature, _, _ in kernel.members:
-            call = int(firsts[signature.number])
-            for what in _lost(signature, counts[signature.number]):
-                losses.lose(call, signature.op, what)
+    kernels: dict[str, KernelDefinition] = {}
+    for signature, kernel, calls in converted(trace, losses, _kernel):
+        _, inputs, outputs = kernel.members[0]
+        key = f"{kernel.reference} {kernel.inputs} {kernel.outputs} {list(map(len, (*inputs, *outputs)))}"
+        if key in kernels:
+            kernels[key].members.extend(kernel.members)
+        else:
+            kernels[key] = kernel
+        for what in _lost(signature, len(calls)):
+            losses.lose(int(calls.index[0]), signature.op, what)
+    for kernel in kernels.values():
+        if _axes(kernel) is not None:
+            _write_kernel(kernel, trace, folder)
+        else:
+            for member in kernel.members:
+                _write_kernel(replace(kernel, members=[member]), trace, folder)
 
 
 def _lost(signature: Signature, count: int) -> Iterator[str]:
@@ -438,31 +440,9 @@ def _lost(signature: Signature, count: int) -> Iterator[str]:
         yield "devices of tensors"
 
 
-def _kernels(signatures: Iterable[Signature], counts: Mapping[int, int], losses: Losses) -> Iterator[KernelDefinition]:
-    kernels: dict[str, KernelDefinition] = {}
-    for signature in signatures:
-        try:
-            kernel = _kernel(signature)
-        except NoForm as error:
-            losses.skip(signature.op, str(error), counts[signature.number])
-            continue
-        _, inputs, outputs = kernel.members[0]
-        key = f"{kernel.reference} {kernel.inputs} {kernel.outputs} {list(map(len, (*inputs, *outputs)))}"
-        if key in kernels:
-            kernels[key].members.extend(kernel.members)
-        else:
-            kernels[key] = kernel
-    for kernel in kernels.values():
-        if _axes(kernel) is not None:
-            yield kernel
-        else:
-            for member in kernel.members:
-                yield KernelDefinition(kernel.op, kernel.reference, kernel.inputs, kernel.outputs, [member])
-
-
 def _kernel(signature: Signature) -> KernelDefinition:
     if signature.kind != OPERATOR:
-        raise NoForm("not an operator of torch's dispatcher")
+        raise NotConverted("not an operator of torch's dispatcher")
     schema = next(iter(schemas_of(signature.op)), None)
     names = [argument.name for argument in schema.arguments] if schema is not None else []
     inputs: list[tuple[str, TensorSpec]] = []
@@ -495,22 +475,22 @@ def _kernel(signature: Signature) -> KernelDefinition:
 def _literal(value: Any) -> str:
     match value:
         case float() if not math.isfinite(value):
-            raise NoForm("unsupported: infinite or NaN number")
+            raise NotConverted("unsupported: infinite or NaN number")
         case None | bool() | int() | float() | str():
             return repr(value)
         case torch.dtype() | torch.layout() | torch.memory_format():
             return str(value)
         case torch.device():
             return f"torch.device({str(value)!r})"
-    raise NoForm(f"the format cannot represent a value of type {type(value).__name__}")
+    raise NotConverted(f"the format cannot represent a value of type {type(value).__name__}")
 
 
 def _dtype(tensor: TensorSpec) -> str:
     name = plain_name(tensor.dtype)
     if name not in WRITTEN_DTYPES:
-        raise NoForm(f"the format has no dtype {name}")
+        raise NotConverted(f"the format has no dtype {name}")
     if tensor.layout != torch.strided or tensor.cls is not None or tensor.made_of is not None:
-        raise NoForm("unsupported: tensor that is sparse, quantized or of a subclass")
+        raise NotConverted("unsupported: tensor that is sparse, quantized or of a subclass")
     return name
 
 

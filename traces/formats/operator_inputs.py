@@ -22,7 +22,15 @@ import torch
 
 from opgrip.cli.plugins import needed
 from opgrip.errors import FormatError
-from opgrip.traces.formats.building import NO_DEVICE, NO_GRADIENTS, NO_TIMES, NO_VALUES, RecordBuilder, tensor_of
+from opgrip.traces.formats.building import (
+    NO_DEVICE,
+    NO_GRADIENTS,
+    NO_TIMES,
+    NO_VALUES,
+    RecordBuilder,
+    converted,
+    tensor_of,
+)
 from opgrip.traces.formats.operator_schemas import registered
 from opgrip.traces.io.foreign_files import MOST_BYTES, ForeignFile, Format, Head, Losses, formats
 from opgrip.traces.io.parquet_file import MAGIC, TooLargeError, footer_of, read_parquet_table
@@ -89,8 +97,7 @@ def _records(name: str, file: ForeignFile, rows: Iterator[tuple[str, str, int]])
     calls = 0
     for op, text, count in rows:
         calls += count
-        if calls > MOST_CALLS and not file.unbounded:
-            raise file.refusal(f"it counts more than {MOST_CALLS:,} calls")
+        file.check(calls, MOST_CALLS, "it counts more than {:,} calls")
         try:
             args, kwargs = parse_call(text)
             if name == "backendbench":
@@ -108,19 +115,23 @@ def parse_call(text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the positional and named arguments of a call from a text such as `((T([2, 3], f32), 1), {'alpha': 2})`."""
     if len(text) > MOST_TEXT:
         raise ValueError(f"the arguments have more than {MOST_TEXT:,} characters")
-    try:
-        with warnings.catch_warnings():
-            # Python warns about numbers that run into words; they are reported like everything that cannot be read
-            warnings.simplefilter("ignore")
-            value = literal(ast.parse(text, mode="eval").body)
-    except (SyntaxError, RecursionError, MemoryError, TypeError, KeyError) as error:
-        raise ValueError(f"the arguments are not written as Python literals: {text[:60]!r}") from error
+    value = parse_literals(text)
     if not isinstance(value, tuple) or len(value) != 2 or not isinstance(value[0], tuple):
         raise ValueError(f"expected a tuple and a dictionary of arguments, got {text[:60]!r}")
     args, kwargs = value
     if not isinstance(kwargs, dict) or not all(isinstance(name, str) for name in kwargs):
         raise ValueError(f"expected a tuple and a dictionary of arguments, got {text[:60]!r}")
     return args, kwargs
+
+
+def parse_literals(text: str) -> Any:
+    try:
+        with warnings.catch_warnings():
+            # Python warns about numbers that run into words; they are reported like everything that cannot be read
+            warnings.simplefilter("ignore")
+            return literal(ast.parse(text, mode="eval").body)
+    except (SyntaxError, RecursionError, MemoryError, TypeError, KeyError) as error:
+        raise ValueError(f"the arguments are not written as Python literals: {text[:60]!r}") from error
 
 
 def literal(node: ast.expr) -> Any:
@@ -186,17 +197,9 @@ def _tensor(*args: Any, **words: Any) -> TensorSpec:
 
 
 def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:
-    signatures = {item.number: item for item in trace.signatures}
-    counts = trace.own_calls["signature"].value_counts()
     lines: dict[str, list[tuple[int, str]]] = {}
-    for number, count in counts.items():
-        signature = signatures[int(number)]  # type: ignore[call-overload]
-        try:
-            text = call_text(signature)
-        except ValueError as error:
-            losses.skip(signature.op, str(error), int(count))
-            continue
-        lines.setdefault(signature.op, []).append((int(count), text))
+    for signature, text, calls in converted(trace, losses, call_text):
+        lines.setdefault(signature.op, []).append((len(calls), text))
     for op, calls in sorted(lines.items()):
         file.write(f"Operator: {op}\n".encode())
         file.writelines(f"cnt: {count}, {text}\n".encode() for count, text in sorted(calls, key=lambda call: -call[0]))
@@ -243,7 +246,7 @@ formats.register("tritonbench")(
 
 
 MOST_ROWS = Allowance("rows", 10_000_000, 1)  # maximum number of rows, because repeated rows take no bytes in the file
-GROUP = 4096  # number of rows written at a time
+GROUP = 4096  # number of rows of a group in a written file
 DEVICE = re.compile(r"torch\.device\(['\"]?([\w:]+)['\"]?\)|(cuda(?::\d+)?|cpu|meta)")
 SYNTHETIC = "rows with count 0, which no model called: each is replayed as one call"
 
@@ -283,8 +286,7 @@ def _counted_rows(file: ForeignFile, table: Any, most_bytes: int) -> Iterator[tu
             # rows may share one long text
             op, text = (batch[name][row].as_py() or "" for name in ("op_name", "args"))
             text_bytes += len(op) + len(text)
-            if text_bytes > most_bytes and not file.unbounded:
-                raise file.refusal(f"the texts of its rows have more than {most_bytes:,} bytes")
+            file.check(text_bytes, most_bytes, "the texts of its rows have more than {:,} bytes")
             count = max(count, 1) if type(count) is int else 1
             if OPERATOR_LINE.fullmatch(f"Operator: {op}") is None:
                 file.losses.skip("?", "a row has no operator name", count)
@@ -303,9 +305,7 @@ def write_rows(trace: Trace, file: IO[bytes], losses: Losses) -> None:
     arrow, parquet = needed("pyarrow"), needed("pyarrow.parquet")
     rows = sorted(_rows(trace, losses), key=lambda row: (row["op_name"], -row["count"]))
     schema = _schema(arrow)
-    with parquet.ParquetWriter(file, schema, compression="zstd") as writer:
-        for first in range(0, len(rows), GROUP):
-            writer.write_table(arrow.Table.from_pylist(rows[first : first + GROUP], schema))
+    parquet.write_table(arrow.Table.from_pylist(rows, schema), file, row_group_size=GROUP, compression="zstd")
 
 
 def _schema(arrow: Any) -> Any:
@@ -322,24 +322,11 @@ def _schema(arrow: Any) -> Any:
 
 
 def _rows(trace: Trace, losses: Losses) -> Iterator[dict[str, Any]]:
-    signatures = {item.number: item for item in trace.signatures}
-    groups = trace.own_calls.groupby("signature")["time_ns"]
     counts: Counter[tuple[str, str]] = Counter()
     times_ns: dict[tuple[str, str], float] = defaultdict(float)
-    for number, count, time_ns in zip(groups.size().index, groups.size(), groups.median(), strict=True):
-        signature = signatures[int(number)]
-        try:
-            # BackendBench only reads devices that are strings
-            args, kwargs = (
-                map_leaves(lambda leaf: str(leaf) if isinstance(leaf, torch.device) else leaf, tree)
-                for tree in (signature.args, signature.kwargs)
-            )
-            text = call_text(replace(signature, args=args, kwargs=kwargs))
-        except ValueError as error:
-            losses.skip(signature.op, str(error), int(count))
-            continue
-        counts[signature.op, text] += int(count)
-        times_ns[signature.op, text] += float(time_ns) * int(count)
+    for signature, text, calls in converted(trace, losses, _text_of_row):
+        counts[signature.op, text] += len(calls)
+        times_ns[signature.op, text] += float(calls["time_ns"].median()) * len(calls)
     for (op, text), count in counts.items():
         time_ms = times_ns[op, text] / count / 1e6
         yield {
@@ -355,6 +342,14 @@ def _rows(trace: Trace, losses: Losses) -> Iterator[dict[str, Any]]:
             "runnable": True,
             "is_overhead_dominated_op": False,
         }
+
+
+def _text_of_row(signature: Signature) -> str:
+    # BackendBench only reads devices that are strings
+    args, kwargs = map_leaves(
+        lambda leaf: str(leaf) if isinstance(leaf, torch.device) else leaf, (signature.args, signature.kwargs)
+    )
+    return call_text(replace(signature, args=args, kwargs=kwargs))
 
 
 formats.register("backendbench")(

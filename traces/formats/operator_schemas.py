@@ -12,6 +12,8 @@ import torch
 
 from opgrip.traces.io.foreign_files import Losses
 from opgrip.traces.schema.arguments import GeneratorSpec, TensorSpec
+from opgrip.traces.schema.operator_arguments import schema_named
+from opgrip.traces.schema.records import OPERATOR, Signature
 from opgrip.traces.schema.tensor_specs import DTYPES, LAYOUTS, MEMORY_FORMATS
 
 MOST_CHARACTERS = 1 << 14  # maximum number of characters of a schema; torch's longest has less than two thousand
@@ -67,12 +69,12 @@ def parse_schema(text: str) -> SchemaText | None:
 def _parse(text: str) -> SchemaText | None:
     head, _, rest = text.partition("(")
     name = NAME.fullmatch(head.strip())
-    end = _closing(rest)
+    declared, end = _split(rest)
     if name is None or end is None:
         return None
     parameters: list[Parameter] = []
     is_named = False
-    for piece in pieces(rest[:end]):
+    for piece in declared:
         if piece == "*":
             is_named = True
             continue
@@ -83,15 +85,21 @@ def _parse(text: str) -> SchemaText | None:
         plain = re.sub(r"\([^()]*\)", "", re.sub(r"\[\d+\]", "[]", kind)).strip()
         parameters.append(Parameter(word, plain, kind, is_named))
     returns = rest[end + 1 :].strip().removeprefix("->").strip()
-    results = returns
-    if results.startswith("(") and _closing(results[1:]) == len(results) - 2:
-        results = results[1:-1]
-    return SchemaText(head.strip(), tuple(parameters), returns, tuple("(" in kind for kind in pieces(results)))
+    results, end = _split(returns.removeprefix("("))
+    if not returns.startswith("(") or end != len(returns) - 2:
+        results, _ = _split(returns)
+    return SchemaText(head.strip(), tuple(parameters), returns, tuple("(" in kind for kind in results))
 
 
 def pieces(text: str) -> Iterator[str]:
     """Yield the parts of a text between commas that are outside of brackets and quotes, without surrounding spaces."""
-    depth, start, quote = 0, 0, ""
+    return iter(_split(text)[0])
+
+
+def _split(text: str) -> tuple[list[str], int | None]:
+    # the parts before the first closing bracket that has no opening one, and the position of that bracket
+    parts, depth, start, quote = [], 0, 0, ""
+    end = None
     for position, character in enumerate(text):
         if quote:
             quote = "" if character == quote else quote
@@ -101,25 +109,15 @@ def pieces(text: str) -> Iterator[str]:
             depth += 1
         elif character in ")]>" and text[position - 1] != "-":
             depth -= 1
-        elif character == "," and not depth:
-            yield text[start:position].strip()
-            start = position + 1
-    if last := text[start:].strip():
-        yield last
-
-
-def _closing(text: str) -> int | None:
-    depth, quote = 0, ""
-    for position, character in enumerate(text):
-        if quote:
-            quote = "" if character == quote else quote
-        elif character in "\"'":
-            quote = character
-        else:
-            depth += (character == "(") - (character == ")")
             if depth < 0:
-                return position
-    return None
+                end = position
+                break
+        elif character == "," and not depth:
+            parts.append(text[start:position].strip())
+            start = position + 1
+    if last := text[start:end].strip():
+        parts.append(last)
+    return parts, end
 
 
 # pattern of names such as `aten::add`, `aten::add.Tensor`, `aten.add.default`
@@ -128,8 +126,8 @@ MOST_NOTES = 50  # maximum number of replaced overloads that are reported
 NAME_OF_OVERLOAD = re.compile(r"(?:::|\.)[A-Za-z_]\w*\.[A-Za-z_]\w*$")
 
 
-class NoOverload(ValueError):
-    pass
+class NotConverted(ValueError):
+    """A call that the other format, or torch, does not have; the message is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,21 +138,21 @@ class Bound:
 
 
 def bind(name: str, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Bound:
-    """Return the call of the overload that accepts these arguments. Raises `NoOverload` if no overload accepts them.
+    """Return the call of the overload that accepts these arguments. Raises `NotConverted` if no overload accepts them.
 
     name : operator with or without overload; a name without a namespace is one of aten
     args, kwargs : arguments, in which tensors are `TensorSpec`; keyword-only arguments may be among `args`
     """
     schemas = schemas_of(name)
     if not schemas:
-        raise NoOverload(f"not registered in torch {torch.__version__.partition('+')[0]}")
+        raise NotConverted(f"not registered in torch {torch.__version__.partition('+')[0]}")
     reasons = []
     for schema in schemas:
         result = _bind(schema, args, dict(kwargs or {}), NAME_OF_OVERLOAD.search(name) is not None)
         if isinstance(result, Bound):
             return result
         reasons.append(result)
-    raise NoOverload(reasons[0] if len(reasons) == 1 else f"no overload of {name} takes these arguments")
+    raise NotConverted(reasons[0] if len(reasons) == 1 else f"no overload of {name} takes these arguments")
 
 
 def registered(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], losses: Losses) -> Bound:
@@ -167,7 +165,7 @@ def registered(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], losses
         return as_named
     try:
         call = bind(packet, args, as_named.kwargs)
-    except NoOverload:
+    except NotConverted:
         return as_named
     note = f"{name}: torch has no overload {overload}, so the call is read as {call.op}"
     if note not in losses.defaults and len(losses.defaults) < MOST_NOTES:
@@ -257,23 +255,59 @@ def _bind(schema: Any, args: Sequence[Any], kwargs: dict[str, Any], is_named: bo
     return Bound(op_of(schema), tuple(positional), named)
 
 
-def without_defaults(bound: Bound, schema: Any = None) -> Bound:
-    """Return a call without arguments that equal their defaults, if these are named or come last."""
-    schema = schema or schemas_of(bound.op)[0]
+def arguments_in_order(signature: Signature) -> tuple[str, SchemaText, list[Any]]:
+    """Return the schema of a recorded call's operator as text and parsed, and the values of all its parameters.
+
+    Raises `NotConverted` if the call is not of an operator that torch has, or its arguments do not match the schema.
+    """
+    if signature.kind != OPERATOR:
+        raise NotConverted("not an operator of torch's dispatcher")
+    text, schema, defaults = _schema_with_defaults(signature.op)
+    names = schema.names
+    if len(signature.args) > len(names) or not set(signature.kwargs) <= set(names):
+        raise NotConverted(f"its arguments do not match its schema, {text[:100]}")
+    arguments = {**defaults, **dict(zip(names, signature.args, strict=False)), **signature.kwargs}
+    missing = [name for name in names if name not in arguments]
+    if missing:
+        raise NotConverted(f"its argument {missing[0]} is missing")
+    return text, schema, [arguments[name] for name in names]
+
+
+@lru_cache(maxsize=4096)
+def _schema_with_defaults(op: str) -> tuple[str, SchemaText, dict[str, Any]]:
+    schema = schema_named(op)
+    text = "" if schema is None else str(schema)
+    parsed = parse_schema(text)
+    if parsed is None:
+        raise NotConverted("not registered in this torch, so its schema is unknown")
+    defaults = {item.name: item.default_value for item in schema.arguments if item.has_default_value()}
+    return text, parsed, defaults
+
+
+def without_defaults(bound: Bound, schema: Any) -> Bound:
+    """Return a call without arguments that equal their defaults, if these are named or come last.
+
+    schema : torch's schema of the operator; None if it has none
+    """
+    if schema is None:
+        return bound
     parameters = {item.name: item for item in schema.arguments}
-    kwargs = {name: value for name, value in bound.kwargs.items() if not _is_default(parameters[name], value)}
-    args = list(bound.args)
-    while args and _is_default(schema.arguments[len(args) - 1], args[-1]):
+    kwargs = {name: value for name, value in bound.kwargs.items() if not _is_default(parameters.get(name), value)}
+    args, positional = list(bound.args), schema.arguments[: len(bound.args)]
+    while args and len(args) <= len(positional) and _is_default(positional[len(args) - 1], args[-1]):
         args.pop()
     return Bound(bound.op, tuple(args), kwargs)
 
 
 def _is_default(parameter: Any, value: Any) -> bool:
-    if not parameter.has_default_value() or isinstance(value, TensorSpec):
+    if parameter is None or not parameter.has_default_value() or isinstance(value, TensorSpec):
         return False
     default = parameter.default_value
     if isinstance(default, list) and isinstance(value, list) and parameter.N and len(default) == 1:
         default = default * parameter.N
+    if isinstance(value, torch.dtype | torch.layout | torch.memory_format):
+        # schemas have their codes
+        value = CODE_OF_VALUE.get(value)
     return bool(_with_type(default) == _with_type(value))
 
 

@@ -72,8 +72,7 @@ def read(file: ForeignFile) -> Iterator[Record]:
                 sources |= _source(payload)
             case {"event_type": "launch"}:
                 launches += 1
-                if launches > MOST_LAUNCHES and not file.unbounded:
-                    raise file.refusal(f"it has more than {MOST_LAUNCHES:,} launches")
+                file.check(launches, MOST_LAUNCHES, "it has more than {:,} launches")
                 name = str(event.get("name"))[:200]
                 try:
                     _add_launch(builder, name, event, sources)

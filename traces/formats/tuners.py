@@ -27,6 +27,7 @@ import torch
 
 from opgrip.errors import UserError
 from opgrip.traces.formats.building import NO_DEVICE, NO_GRADIENTS, NO_TIMES, NO_VALUES, RecordBuilder, tensor_of
+from opgrip.traces.formats.operator_schemas import NotConverted
 from opgrip.traces.io.foreign_files import ForeignFile, Format, Head, formats, head_of
 from opgrip.traces.schema.arguments import TensorSpec, tensors
 from opgrip.traces.schema.records import Record, Signature
@@ -54,10 +55,6 @@ NAMES = {
     "float8_e5m2fnuz": ("Float8_e5m2fnuz", "bf8_fnuz_r", ""),
 }
 TORCH, BLAS, DNN = 0, 1, 2
-
-
-class Untunable(Exception):
-    pass
 
 
 class Problem(NamedTuple):
@@ -140,12 +137,12 @@ def _matrix(rows: int, columns: int, stride: Sequence[int]) -> Matrix:
 
 def _product(problem: Problem) -> Product:
     if problem.name not in PRODUCTS:
-        raise Untunable("not a matrix product, the only kind of call that the tuner takes")
+        raise NotConverted("not a matrix product, the only kind of call that the tuner takes")
     args = problem.signature.args
     bias, left, right = (None if at is None or at >= len(args) else args[at] for at in PRODUCTS[problem.name])
     bias = problem.signature.kwargs.get("bias", bias)
     if not (isinstance(left, TensorSpec) and isinstance(right, TensorSpec) and left.stride and right.stride):
-        raise Untunable("one of its matrices is sparse or not a tensor")
+        raise NotConverted("one of its matrices is sparse or not a tensor")
     is_linear, batch = problem.name == "linear", left.shape[0] if "bmm" in problem.name else None
     m, k, n = prod(left.shape[batch is not None : -1]), left.shape[-1], right.shape[0 if is_linear else -1]
     requested = [item for item in (*args, *problem.signature.kwargs.values()) if isinstance(item, torch.dtype)]
@@ -165,14 +162,14 @@ def _product(problem: Problem) -> Product:
 def _named(library: int, *dtypes: str) -> list[str]:
     names = [NAMES.get(dtype, ("", "", ""))[library] for dtype in dtypes]
     if not all(names):
-        raise Untunable(f"the tuner does not support the dtype {dtypes[names.index('')]}")
+        raise NotConverted(f"the tuner does not support the dtype {dtypes[names.index('')]}")
     return names
 
 
 def _aiter(problem: Problem) -> Entry:
     product = _product(problem)
     if not product.right.by_columns or product.left.by_columns:
-        raise Untunable(
+        raise NotConverted(
             "the tuner only takes products of a row-major matrix with a transposed one, as in linear layers"
         )
     dtype, _, out = (f"torch.{name}" for name in product.dtypes)
@@ -183,7 +180,7 @@ def _aiter(problem: Problem) -> Entry:
     elif {*product.dtypes} == {"bfloat16"}:
         values = {"B": product.batch, **values}
     else:
-        raise Untunable("the tuner only takes batched products of bfloat16")
+        raise NotConverted("the tuner only takes batched products of bfloat16")
     key = {name: str(value) for name, value in values.items()}
     return Entry((",".join(key.values()),), key, "batched" if "B" in key else "")
 
@@ -247,7 +244,7 @@ def _convolution(problem: Problem) -> Entry:
     result: Any = args[0] if backward else next(iter(tensors(problem.signature.outputs)), None)
     source, weight, bias, stride, padding, dilation, transposed, _, groups = args[backward : 9 + backward]
     if not all(isinstance(item, TensorSpec) and item.stride for item in (source, weight, result)):
-        raise Untunable("one of its tensors is sparse, or its result is not recorded")
+        raise NotConverted("one of its tensors is sparse, or its result is not recorded")
     rank = len(source.shape) - 2
     sizes = {"i": source.shape[2:], "o": result.shape[2:], "k": weight.shape[2:], "s": stride, "p": padding}
     sizes["d"] = [step - 1 for step in dilation]
@@ -283,13 +280,30 @@ def _commented(lines: Sequence[str], count: int, share: float) -> list[str]:
     return [f"# count {count}, {share:.2%} of the time", *lines]
 
 
+SEPARATORS = ",;\t"  # separators of columns; a spreadsheet may write others than commas
+
+
 def _csv_rows(file: ForeignFile) -> Iterator[Mapping[str, str]]:
-    names: list[str] = []
-    for cells in csv.reader(line for line in file.lines() if "," in line):
-        if {"M", "transA"} & {*cells}:
-            names = cells
-        elif names:
-            yield dict(zip(names, cells, strict=False))
+    columns: list[str] = []
+    separator = ""
+    for line in file.lines():
+        cells = _cells(line, separator)
+        if {"M", "transA", "token"} & {*cells}:
+            columns, separator = cells, _separator(line)
+        elif columns and line.strip():
+            yield dict(zip(columns, cells, strict=False))
+
+
+def _separator(line: str) -> str:
+    return max(SEPARATORS, key=line.count)
+
+
+def _cells(line: str, separator: str = "") -> list[str]:
+    words = csv.reader([line.lstrip("\ufeff")], delimiter=separator or _separator(line))
+    try:
+        return [cell.strip() for cell in next(words, [])]
+    except csv.Error:
+        return []
 
 
 def _tunableop_rows(file: ForeignFile) -> Iterator[Mapping[str, str]]:
@@ -347,7 +361,7 @@ def lists_of(problems: Sequence[Problem], tuner: Tuner) -> tuple[dict[str, list[
     for problem in problems:
         try:
             lines, _, group = tuner.entry(problem)
-        except Untunable as error:
+        except NotConverted as error:
             skipped[problem.name, str(error)] += problem.calls
             continue
         counts[group, lines] += problem.calls
@@ -365,12 +379,8 @@ def read_tuned(path: Path) -> tuple[Tuner, list[Mapping[str, str]]]:
     tuner = next((tuner for tuner in TUNERS.values() if tuner.mark and tuner.mark in start), None)
     if tuner is None:
         raise UserError(f"{path} has no tuned entries", "name a file that aiter, TunableOp, hipBLASLt or Triton wrote")
-    try:
-        rows = list(islice(tuner.rows(file), MOST_ENTRIES + 1))
-    except csv.Error as error:
-        raise file.damage(str(error)) from error
-    if len(rows) > MOST_ENTRIES:
-        raise file.refusal(f"it has more than {MOST_ENTRIES:,} entries")
+    rows = list(islice(tuner.rows(file), MOST_ENTRIES + 1))
+    file.check(len(rows), MOST_ENTRIES, "it has more than {:,} entries")
     return tuner, rows
 
 
@@ -383,7 +393,7 @@ def tuned_of(
     for problem in problems:
         try:
             key = tuner.entry(problem).key
-        except Untunable:
+        except NotConverted:
             continue
         names = tuple(name for name in key if name == "B" or (rows and name in rows[0]))
         entries = entries_by_columns.setdefault(names, {tuple(row.get(name) for name in names) for row in rows})
@@ -404,52 +414,32 @@ Row = Mapping[str, str]
 Call = tuple[str, list[Any], dict[str, Any]]
 
 
-SEPARATORS = ",;\t"  # separators of columns; a spreadsheet may write others than commas
-
-
 def recognizes(head: Head) -> bool:
     line = head.start.partition(b"\n")[0].decode(errors="replace")
-    columns = _columns(line)[0] if not line.lstrip().startswith(("{", "[")) else ()  # JSON lines
+    columns = _cells(line) if not line.lstrip().startswith(("{", "[")) else ()  # JSON lines
     return set(columns) >= set(SIZES) or set(columns) >= set(MIXTURE)
 
 
 def read(file: ForeignFile) -> Iterator[Record]:
-    lines = file.lines()
-    columns, separator = _columns(next(lines, ""))
-    if not recognizes(Head(file.path, "", ",".join(columns).encode())):
+    header = next(file.lines(), "")
+    if not recognizes(Head(file.path, "", header.encode())):
         raise file.damage("its first line does not name the columns M, N and K")
-    is_timed = "us" in columns
+    is_timed = "us" in _cells(header)
     if is_timed:
         file.losses.defaults[:] = [text for text in file.losses.defaults if text != NO_TIMES]
     builder = RecordBuilder("aiter", file.losses, is_timed=is_timed)
-    for number, line in enumerate(lines):
-        if number >= MOST_ROWS and not file.unbounded:
-            raise file.refusal(f"it has more than {MOST_ROWS:,} rows")
-        if not line.strip():
-            continue
-        row = dict(zip(columns, _cells(line, separator), strict=False))
+    for number, row in enumerate(_csv_rows(file), 1):
+        file.check(number, MOST_ROWS, "it has more than {:,} rows")
         try:
             op, args, kwargs = _call(row, file)
             duration_ns = _duration_ns(row["us"]) if is_timed else 0
         except (ValueError, KeyError) as error:
             reason = f"a row has no column {error}" if isinstance(error, KeyError) else str(error)
-            file.losses.skip("fused_moe" if "token" in columns else "gemm", reason)
+            file.losses.skip("fused_moe" if "token" in row else "gemm", reason)
             continue
         builder.add_call(op, args, kwargs, duration_ns=duration_ns, device_ns=duration_ns if is_timed else -1)
         yield from builder.ready()
     yield from builder.end()
-
-
-def _columns(line: str) -> tuple[list[str], str]:
-    separator = max(SEPARATORS, key=line.count)
-    return _cells(line, separator), separator
-
-
-def _cells(line: str, separator: str) -> list[str]:
-    try:
-        return [cell.strip() for cell in next(csv.reader([line.lstrip("\ufeff")], delimiter=separator), [])]
-    except csv.Error:
-        return []
 
 
 def _call(row: Row, file: ForeignFile) -> Call:

@@ -21,7 +21,7 @@ from typing import IO
 from opgrip.cli.output_files import CHUNK, Damage, read_chunks
 from opgrip.errors import UserError, shortened
 from opgrip.traces.io.foreign_files import MOST_BYTES, format_of, is_trace
-from opgrip.traces.schema.json_values import DECOMPRESSED
+from opgrip.traces.schema.json_values import DECOMPRESSED, refusal
 
 SUFFIXES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.zst")
 MOST_ENTRIES = 10_000  # maximum number of files, folders and links in an archive and the archives inside it
@@ -164,13 +164,13 @@ class _Unpacking:
             while chunk := content.read(CHUNK):
                 self.written += len(chunk)
                 if self.written > most and not self.unbounded:
-                    raise self._refusal(f"it contains more than {most >> 20:,} MB")
+                    raise refusal(self.archive, f"it contains more than {most >> 20:,} MB")
                 file.write(chunk)
 
     def _count(self) -> None:
         self.entries += 1
         if self.entries > MOST_ENTRIES and not self.unbounded:
-            raise self._refusal(f"it contains more than {MOST_ENTRIES:,} files")
+            raise refusal(self.archive, f"it contains more than {MOST_ENTRIES:,} files")
 
     def _files_in_zip(self, path: Path) -> Iterator[tuple[str, IO[bytes]]]:
         self._check_directory(path)
@@ -192,7 +192,7 @@ class _Unpacking:
         (size,) = struct.unpack_from("<L", tail, position + 12)
         is_long = tail[max(position - 20, 0) : position].startswith(_END_64)
         if (is_long or size > MOST_DIRECTORY) and not self.unbounded:
-            raise self._refusal(f"it contains more than {MOST_ENTRIES:,} files")
+            raise refusal(self.archive, f"it contains more than {MOST_ENTRIES:,} files")
 
     def _files_in_tar(self, path: Path) -> Iterator[tuple[str, IO[bytes]]]:
         with tarfile.open(fileobj=io.BufferedReader(_Decompressed(self._chunks(path))), mode="r|") as archive:
@@ -206,13 +206,8 @@ class _Unpacking:
         for chunk in read_chunks(path):
             size += len(chunk)
             if size > most and not self.unbounded:
-                raise self._refusal(f"it contains more than {most >> 20:,} MB")
+                raise refusal(self.archive, f"it contains more than {most >> 20:,} MB")
             yield chunk
-
-    def _refusal(self, reason: str) -> UserError:
-        return UserError(
-            f"{self.archive} is refused ({reason})", "read it with --unbounded if you trust where it comes from"
-        )
 
 
 class _Decompressed(io.RawIOBase):

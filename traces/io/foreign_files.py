@@ -19,7 +19,7 @@ from opgrip.cli.plugins import Registry
 from opgrip.errors import UserError
 from opgrip.traces.io.json_stream import once
 from opgrip.traces.io.shipped_traces import read_trace_chunks
-from opgrip.traces.schema.json_values import DECOMPRESSED, check_nesting, count_items
+from opgrip.traces.schema.json_values import DECOMPRESSED, check_nesting, count_items, refusal
 from opgrip.traces.schema.records import FORMAT, Dropped, Record, listed
 
 HEAD_BYTES = 1 << 16  # number of leading bytes from which the format of a file is detected
@@ -136,8 +136,7 @@ class ForeignFile:
 
     def parse(self, content: bytes | str, most_items: int = MOST_ITEMS) -> Any:
         data = content.encode() if isinstance(content, str) else content
-        if count_items(data) > most_items and not self.unbounded:
-            raise self.refusal(f"it contains more than {most_items:,} values")
+        self.check(count_items(data), most_items, "it contains more than {:,} values")
         try:
             form = json.loads(data, object_pairs_hook=once)
             check_nesting(data, form)
@@ -146,13 +145,15 @@ class ForeignFile:
             raise self.damage(reason) from error
         return form
 
+    def check(self, count: int, most: int, reason: str) -> None:
+        if count > most and not self.unbounded:
+            raise self.refusal(reason.format(most))
+
     def damage(self, reason: str) -> UserError:
         return UserError(f"{self.path} cannot be read ({reason})", "create it again")
 
     def refusal(self, reason: str) -> UserError:
-        return UserError(
-            f"{self.path} is refused ({reason})", "read it with --unbounded if you trust where it comes from"
-        )
+        return refusal(self.path, reason)
 
 
 Read = Callable[[ForeignFile], Iterator[Record]]

@@ -215,9 +215,11 @@ class SizeMeter:
             raise self.refusal(f"more than {UNKNOWN_RECORDS:,} of its records have unknown types")
 
     def refusal(self, reason: str) -> UserError:
-        return UserError(
-            f"{self._path} is refused ({reason})", "read it with --unbounded if you trust where it comes from"
-        )
+        return refusal(self._path, reason)
+
+
+def refusal(path: Path, reason: str) -> UserError:
+    return UserError(f"{path} is refused ({reason})", "read it with --unbounded if you trust where it comes from")
 
 
 def count_items(content: bytes) -> int:

@@ -21,7 +21,7 @@ from opgrip.replay.cases.unused_results import require_gradients
 from opgrip.replay.operators.admission import TRUSTED_EXTENSIONS, check_import
 from opgrip.replay.operators.lookup import mutates, namespaces_of
 from opgrip.replay.operators.torch_private import operator_names
-from opgrip.traces.formats.operator_schemas import NoOverload, bind, op_of, operator_name, schemas_of
+from opgrip.traces.formats.operator_schemas import bind, op_of, operator_name, schemas_of
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.json_values import NESTING
 from opgrip.traces.schema.records import OPERATOR, Signature
@@ -185,7 +185,7 @@ def _bound(name: str, schemas: Sequence[Any], form: Mapping[str, Any]) -> tuple[
         try:
             values = _arguments(schema, form)
             bound = bind(op_of(schema), (), values)
-        except (NoOverload, ValueError) as error:
+        except ValueError as error:
             reasons.append(str(error))
             continue
         return bound.op, bound.args, bound.kwargs

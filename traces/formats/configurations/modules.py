@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from opgrip.errors import one_line
 from opgrip.traces.formats.configurations.generators import Arguments
+from opgrip.traces.formats.operator_schemas import NotConverted
 from opgrip.traces.schema.arguments import Opaque, TensorSpec, encode, leaves, map_leaves
 
 
@@ -104,10 +105,6 @@ class Recorded:
     module_type: str = ""
 
 
-class TooManyCalls(ValueError):
-    pass
-
-
 class MetaRecording:
     """Runs modules and functions on meta tensors and returns the operators that they call.
 
@@ -140,7 +137,7 @@ class MetaRecording:
     @contextmanager
     def _running(self) -> Iterator[_Watch]:
         if self._calls > OF_FILE and not self._unbounded:
-            raise TooManyCalls(f"the modules of the file make more than {OF_FILE:,} calls")
+            raise NotConverted(f"the modules of the file make more than {OF_FILE:,} calls")
         watch = _Watch(self._device, None if self._unbounded else OF_CASE)
         try:
             with torch.device("meta"), watch:
@@ -166,7 +163,7 @@ class _Watch(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.operation_count += 1
         if self._most is not None and self.operation_count > self._most:
-            raise TooManyCalls(f"the module makes more than {self._most:,} calls")
+            raise NotConverted(f"the module makes more than {self._most:,} calls")
         tree = (args, kwargs or {})
         tensors = [leaf for leaf in leaves(tree) if isinstance(leaf, torch.Tensor)]
         is_cutting = any(value.type.kind() == "ListType" for value in function._schema.returns)

@@ -22,7 +22,7 @@ from typing import IO, Any
 import torch
 
 from opgrip.errors import FormatError, one_line
-from opgrip.traces.formats.building import NO_TIMES, RecordBuilder
+from opgrip.traces.formats.building import NO_TIMES, RecordBuilder, converted
 from opgrip.traces.formats.configurations.generators import (
     DTYPE_OF,
     GENERATOR,
@@ -42,12 +42,14 @@ from opgrip.traces.formats.configurations.iterators import (
 )
 from opgrip.traces.formats.configurations.modules import MetaRecording, Recorded, is_function, module_names
 from opgrip.traces.formats.operator_schemas import (
+    CODE_OF_VALUE,
     DTYPE_OF_CODE,
     LAYOUT_OF_CODE,
     MEMORY_FORMAT_OF_CODE,
     Bound,
-    NoOverload,
+    NotConverted,
     SchemaText,
+    arguments_in_order,
     bind,
     operator_name,
     parse_schema,
@@ -57,7 +59,8 @@ from opgrip.traces.formats.operator_schemas import (
 from opgrip.traces.io.foreign_files import ForeignFile, Format, Head, Losses, formats
 from opgrip.traces.schema.arguments import TensorSpec, tensors
 from opgrip.traces.schema.json_values import device_name
-from opgrip.traces.schema.records import OPERATOR, Record, Scope, Signature
+from opgrip.traces.schema.operator_arguments import schema_named
+from opgrip.traces.schema.records import Record, Scope, Signature
 from opgrip.traces.schema.tensor_specs import contiguous
 from opgrip.traces.table.trace import Trace
 
@@ -277,7 +280,7 @@ def calls_of(name: str, build: Arguments | None, arguments: Arguments, recording
     operator = operator_name(name)
     try:
         yield _call(_with_types(bind(operator, arguments.args, arguments.kwargs)))
-    except NoOverload:
+    except NotConverted:
         if not is_function(name):
             raise
         yield from recording.function(name, arguments)
@@ -301,20 +304,20 @@ def _schema_of(build: Arguments | None) -> SchemaText | None:
 
 def _bind_by_text(schema: SchemaText, arguments: Arguments) -> Bound:
     if len(arguments.args) > len(schema.names):
-        raise NoOverload(f"{schema.name} takes {len(schema.names)} arguments, not {len(arguments.args)}")
+        raise NotConverted(f"{schema.name} takes {len(schema.names)} arguments, not {len(arguments.args)}")
     named = dict(zip(schema.names, arguments.args, strict=False))
     if not set(named).isdisjoint(arguments.kwargs):
-        raise NoOverload(f"{schema.name} has an argument by position and by name")
+        raise NotConverted(f"{schema.name} has an argument by position and by name")
     try:
         name = schema.name if "." in schema.name else f"{schema.name}.default"
         bound = bind(name, (), named | arguments.kwargs)
-    except NoOverload as first:
+    except NotConverted as first:
         try:
             # text from another version may use other parameter names
             bound = bind(schema.name.partition(".")[0], arguments.args, arguments.kwargs)
-        except NoOverload:
+        except NotConverted:
             raise first from None
-    return without_defaults(_with_types(bound))
+    return without_defaults(_with_types(bound), schema_named(bound.op))
 
 
 def _with_types(bound: Bound) -> Bound:
@@ -341,21 +344,13 @@ SYMBOLIC = "SymInt"  # the dispatcher's type of integers, which TorchScript call
 
 def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:
     """Write operators in alphabetical order, with a configuration per overload and an entry per list of arguments."""
-    signatures = {signature.number: signature for signature in trace.signatures}
-    own = trace.own_calls
     # by name, schema and arguments: signatures that differ only in metadata that the format lacks share an entry
     entries: dict[str, dict[str, Counter[str]]] = {}
-    for number, calls in own.groupby("signature", sort=True).groups.items():
-        signature = signatures[int(number)]  # type: ignore[call-overload]
-        try:
-            schema, args = _entry_of(signature)
-        except ValueError as error:
-            losses.skip(signature.op, str(error), len(calls))
-            continue
+    for signature, (schema, args), calls in converted(trace, losses, _entry_of):
         name = schema.partition("(")[0].partition(".")[0]
-        entries.setdefault(name, {}).setdefault(schema, Counter())[json.dumps(args)] += len(calls)
+        entries.setdefault(name, {}).setdefault(schema, Counter())[args] += len(calls)
         lost = ", ".join(_lost(signature))
-        for call in calls:
+        for call in calls.index:
             losses.lose(int(call), signature.op, lost)
     file.write(b"{")
     for index, (name, configs) in enumerate(sorted(entries.items())):
@@ -376,30 +371,10 @@ def _operator(configs: dict[str, Counter[str]]) -> dict[str, Any]:
     return {"build_data_generator": GENERATOR, "input_data_generator": GENERATOR, "config": sections}
 
 
-def _entry_of(signature: Signature) -> tuple[str, list[dict[str, Any]]]:
-    if signature.kind != OPERATOR:
-        raise ValueError("not an operator of torch's dispatcher")
-    schema = next(iter(schemas_of(signature.op)), None)
-    if schema is None:
-        raise ValueError("not registered in this torch, so its schema is unknown")
-    args = [_form(parameter.name, value) for parameter, value in _all_arguments(schema, signature)]
-    parsed = parse_schema(str(schema))
-    assert parsed is not None, "a schema of torch"
-    return parsed.text(lambda kind: ALIAS.sub("", kind).replace(SYMBOLIC, "int")), args
-
-
-def _all_arguments(schema: Any, signature: Signature) -> Iterator[tuple[Any, Any]]:
-    if len(signature.args) > len(schema.arguments):
-        raise ValueError(f"{signature.op} takes {len(schema.arguments)} arguments, not {len(signature.args)}")
-    for index, parameter in enumerate(schema.arguments):
-        if index < len(signature.args):
-            yield parameter, signature.args[index]
-        elif parameter.name in signature.kwargs:
-            yield parameter, signature.kwargs[parameter.name]
-        elif parameter.has_default_value():
-            yield parameter, parameter.default_value
-        else:
-            raise ValueError(f"{signature.op} lacks its argument {parameter.name}")
+def _entry_of(signature: Signature) -> tuple[str, str]:
+    _, schema, values = arguments_in_order(signature)
+    args = [_form(parameter.name, value) for parameter, value in zip(schema.parameters, values, strict=True)]
+    return schema.text(lambda kind: ALIAS.sub("", kind).replace(SYMBOLIC, "int")), json.dumps(args)
 
 
 def _form(name: str, value: Any) -> dict[str, Any]:
@@ -431,9 +406,8 @@ def _form(name: str, value: Any) -> dict[str, Any]:
 
 
 def _code(name: str, value: Any) -> dict[str, Any]:
-    for code, item in CODES.get(name.removeprefix("out_"), {}).items():
-        if item == value:
-            return {"type": "int", "value": code, "name": name}
+    if value in CODES.get(name.removeprefix("out_"), {}).values():
+        return {"type": "int", "value": CODE_OF_VALUE[value], "name": name}
     raise ValueError(f"the format has no code for {value}")
 
 

@@ -3,43 +3,191 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import chain, repeat
 from typing import Any
 
 import torch
 
 from opgrip.cli.command import counted
 from opgrip.errors import FormatError
-from opgrip.traces.formats.building import NO_TIMES, RecordBuilder
-from opgrip.traces.formats.execution_trace.nodes import Node, NodeScope, Port, Tree, is_composite, is_label, make_tree
-from opgrip.traces.formats.execution_trace.ports import (
-    NO_STRIDES,
+from opgrip.traces.formats.building import NO_TIMES, RecordBuilder, split
+from opgrip.traces.formats.execution_trace.nodes import (
+    NONE,
     NUMBERS,
-    KnownStrides,
-    PortValues,
+    UNDEFINED,
+    Node,
+    NodeScope,
+    Port,
     Range,
-    decode_port,
-    with_sharing,
+    Tree,
+    is_composite,
+    is_label,
+    make_tree,
 )
-from opgrip.traces.formats.operator_schemas import VALUE_OF_CODE, Parameter, SchemaText, parse_schema, registered
-from opgrip.traces.io.foreign_files import ForeignFile, Losses
-from opgrip.traces.io.json_stream import CutText
-from opgrip.traces.schema.arguments import Opaque, TensorSpec, tensors
-from opgrip.traces.schema.json_values import LIMIT, check_nesting
+from opgrip.traces.formats.operator_schemas import (
+    DTYPE_OF_ELEMENT,
+    VALUE_OF_CODE,
+    Bound,
+    SchemaText,
+    parse_schema,
+    pieces,
+    registered,
+    without_defaults,
+)
+from opgrip.traces.io.foreign_files import Losses
+from opgrip.traces.schema.arguments import Opaque, TensorSpec, tensors, with_numbers
+from opgrip.traces.schema.json_values import LIMIT, check_nesting, device_name, sizes
 from opgrip.traces.schema.operator_arguments import schema_named
 from opgrip.traces.schema.records import NO_STORAGE, Record, Scope
+from opgrip.traces.schema.tensor_specs import DTYPES, contiguous
 from opgrip.traces.table.profiler_labels import MARK_ENTER, MARK_EXIT
 from opgrip.traces.values import ValueModel
 from opgrip.traces.values.exact import Constant
 from opgrip.traces.values.integers import Integers
 
+NO_STRIDES = "strides: files before schema 1.1.1 have only the strides of views, so other tensors are contiguous"
+PLACEHOLDER = re.compile(r"<(\w+)>")
+LIST = re.compile(r"(GenericList|Tuple)\[(.*)\]", re.DOTALL)
+TENSOR = re.compile(r"Tensor\((.*)\)", re.DOTALL)
+DEFAULT_DEVICE = "cpu"
 NO_NUMBERS = "numbers in place of tensors: the file has them as tensors without dimensions, without their values"
 NO_GENERATORS = "generators: the file does not have them, so calls use the default one"
 NO_PARENTS = "nesting: {} without a parent node in the file, so calls inside other calls may be counted, too"
 DEFAULTS = (NO_NUMBERS, NO_GENERATORS)
 MOST_LABEL = 1 << 16  # maximum number of characters of a label
+
+
+@dataclass(slots=True)
+class KnownStrides:
+    """Strides of views in a file without strides, taken from the `as_strided` calls that made the views."""
+
+    _strides: dict[tuple[int, int, tuple[int, ...]], tuple[int, ...]] = field(default_factory=dict)
+
+    def note(self, inputs: PortValues, tensor: Any, shape: Any) -> None:
+        stride = inputs.items[2] if len(inputs.items) > 2 else None
+        if isinstance(tensor, list) and len(tensor) > 1 and isinstance(stride, list):
+            self._strides[self._key(tensor, sizes(shape))] = sizes(stride)
+
+    def forget(self, tensor: Any, shape: Any) -> None:
+        if not self._strides or not isinstance(tensor, list) or not isinstance(shape, list):
+            return
+        if any(isinstance(item, list) for item in tensor):
+            for item, size in zip(tensor, shape, strict=False):
+                self.forget(item, size)
+        elif len(tensor) > 1:
+            self._strides.pop(self._key(tensor, sizes(shape)), None)
+
+    def of(self, tensor: list[Any], shape: tuple[int, ...]) -> tuple[int, ...]:
+        return self._strides.get(self._key(tensor, shape)) or contiguous(shape)
+
+    @staticmethod
+    def _key(tensor: list[Any], shape: tuple[int, ...]) -> tuple[int, int, tuple[int, ...]]:
+        return whole(tensor[0]), whole(tensor[1]), shape
+
+
+class PortValues:
+    """The arguments or results of a node, decoded from its inputs or outputs.
+
+    kinds : types of the arguments in the operator's schema, as far as it has them
+    storages, identities, indices : of each tensor that is not opaque: numbers in the file, and index among all tensors
+    """
+
+    def __init__(self, port: Port, kinds: Sequence[str], strides: KnownStrides) -> None:
+        self._known_strides = strides
+        self._tensors = 0
+        self.storages: list[int] = []
+        self.identities: list[int] = []
+        self.indices: list[int] = []
+        own_strides = port.strides if port.strides is not None else [None] * len(port.values)
+        columns = zip(port.values, port.shapes, port.types, own_strides, strict=True)
+        schema_kinds = chain(kinds, repeat(""))
+        self.items = [self._decode(*item, kind) for item, kind in zip(columns, schema_kinds, strict=False)]
+
+    def _decode(self, value: Any, shape: Any, kind: Any, stride: Any, schema_kind: str) -> Any:
+        if not isinstance(kind, str):
+            raise FormatError(f"the type of an argument is not a string: {str(kind)[:60]}")
+        if match := TENSOR.fullmatch(kind):
+            return self._tensor(value, shape, match[1], stride)
+        if match := LIST.fullmatch(kind):
+            return self._list(value, shape, match, stride, schema_kind)
+        return _scalar(value, kind, schema_kind.rstrip("?"))
+
+    def _list(self, value: Any, shape: Any, match: re.Match[str], stride: Any, schema_kind: str) -> Any:
+        kinds = list(pieces(match[2]))
+        if not isinstance(value, list) or len(value) != len(kinds):
+            raise FormatError(
+                f"a list of the type {match[0][:60]} does not have {len(kinds)} values: {str(value)[:60]}"
+            )
+        empty = [None] * len(value)
+        shapes = shape if isinstance(shape, list) and len(shape) == len(value) else empty
+        strides = stride if isinstance(stride, list) and len(stride) == len(value) else empty
+        inner = schema_kind.rstrip("?").removesuffix("[]")
+        items = [self._decode(*item, inner) for item in zip(value, shapes, kinds, strides, strict=True)]
+        return items if match[1] == "GenericList" else tuple(items)
+
+    def _tensor(self, value: Any, shape: Any, element: str, stride: Any) -> TensorSpec | Opaque | None:
+        if not isinstance(value, list) or not 5 <= len(value) <= 6:
+            raise FormatError(f"expected a list of five or six values for a tensor, got {str(value)[:60]}")
+        self._tensors += 1
+        if element == UNDEFINED:
+            return None
+        dtype = DTYPE_OF_ELEMENT.get(element) or DTYPES.get(element.removeprefix("c10::").lower())
+        if dtype is None:
+            return Opaque(f"{element[:60]} tensor")
+        dimensions = sizes(shape)
+        steps = self._known_strides.of(value, dimensions) if stride is None else sizes(stride)
+        if len(steps) != len(dimensions):
+            raise FormatError(f"a tensor has {len(dimensions)} dimensions and {len(steps)} strides")
+        device = device_name(value[5]) if len(value) == 6 and value[5] else DEFAULT_DEVICE
+        storage = whole(value[1])
+        self.storages.append(storage)
+        self.identities.append(whole(value[0]))
+        self.indices.append(self._tensors - 1)
+        return TensorSpec(dimensions, steps, dtype, device, offset=whole(value[2]), storage=storage or None)
+
+
+def _scalar(value: Any, kind: str, schema_kind: str) -> Any:
+    if isinstance(value, str):
+        return _text(value, kind)
+    if type(value) is float:
+        return value
+    if type(value) is bool or value is None:
+        return value
+    if type(value) is not int or not -LIMIT <= value < LIMIT:
+        raise FormatError(f"unsupported argument of type {kind[:40]}: {str(value)[:60]}")
+    if schema_kind in VALUE_OF_CODE:
+        return VALUE_OF_CODE[schema_kind].get(value, Opaque(f"{schema_kind} {value}"))
+    return float(value) if kind == "Double" or schema_kind == "float" else value
+
+
+def _text(value: str, kind: str) -> Any:
+    if kind == "String":
+        return value
+    if value in (NONE, "<Generator>"):
+        # the default generator of a call
+        return None
+    if kind == "Double" or value.lstrip("-") in ("inf", "nan"):
+        number = float(value)
+        return math.nan if math.isnan(number) else number
+    if kind == "Device":
+        try:
+            return torch.device(device_name(value))
+        except RuntimeError:
+            return Opaque(f"{value} device")
+    if match := PLACEHOLDER.fullmatch(value):
+        return Opaque(match[1])
+    return value
+
+
+def whole(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < LIMIT:
+        raise FormatError(f"expected the number of a tensor, got {str(value)[:60]}")
+    return value
 
 
 @dataclass(slots=True)
@@ -70,40 +218,6 @@ class NodeStorages:
         self._tensors[storage] = {tensor}
         self._next += 1
         return number
-
-
-class NodesRead:
-    def __init__(self, file: ForeignFile) -> None:
-        self._file = file
-        self._losses: Losses | None = None
-        self._reasons: list[str] = []
-        self.nodes = 0
-
-    def begin(self) -> None:
-        self._losses = self._file.losses if self._losses is None else Losses()
-        self._reasons.clear()
-        self.nodes = 0
-
-    def read(self, parse: Callable[[Any], Node], form: Any) -> Node | None:
-        try:
-            node = parse(form)
-        except FormatError as error:
-            self.skip(str(error))
-            return None
-        self.nodes += 1
-        if node.fault:
-            self._reasons.append(node.fault)
-        return node
-
-    def skip(self, reason: str, count: int = 1) -> None:
-        assert self._losses is not None, "reading has begun"
-        self.nodes += count
-        self._reasons += [reason] * count
-        self._losses.skip("?", reason, count)
-
-    def check(self, error: FormatError | None = None) -> None:
-        if len(self._reasons) == self.nodes and (self.nodes or (error is not None and not isinstance(error, CutText))):
-            raise self._file.damage([*self._reasons, str(error)][0])
 
 
 def calls_of(
@@ -153,7 +267,7 @@ class _Reader:
         kinds = [parameter.type for parameter in schema.parameters]
         if surroundings.is_inside and not schema.op.startswith("aten.as_strided."):
             return
-        inputs = decode_port(node.inputs, kinds, self._strides)
+        inputs = PortValues(node.inputs, kinds, self._strides)
         if len(inputs.items) > len(kinds):
             raise FormatError(f"{schema.op} takes {len(kinds)} arguments, not {len(inputs.items)}")
         if schema.op.startswith("aten.as_strided."):
@@ -163,7 +277,7 @@ class _Reader:
             self._strides.forget(*_first(node.outputs))
         if surroundings.is_inside:
             return
-        results = decode_port(node.outputs, (), self._strides)
+        results = PortValues(node.outputs, (), self._strides)
         if is_composite(node.schema) and (
             self._tree.has_nodes_inside(node.number) or set(results.storages) <= set(inputs.storages)
         ):
@@ -173,8 +287,8 @@ class _Reader:
     def _add_call(
         self, node: Node, schema: SchemaText, surroundings: NodeScope, inputs: PortValues, results: PortValues
     ) -> None:
-        items = with_sharing(inputs, self._value_numbers(node, inputs))
-        args, kwargs = as_called(schema, items)
+        args, kwargs = as_called(schema, with_numbers(inputs.items, self._value_numbers(node, inputs)))
+        args, kwargs, outputs, _ = split(args, kwargs, _returned(schema, results.items))
         call = registered(schema.op, args, kwargs, self._losses)
         argument_storages = [
             # a tensor without dimensions may represent a number of Python
@@ -188,7 +302,7 @@ class _Reader:
             call.op,
             call.args,
             call.kwargs,
-            _returned(schema, results.items),
+            outputs,
             scope=_scope(surroundings),
             thread=self._tree.thread_name(node.thread),
             start_ns=span.start_ns,
@@ -225,40 +339,14 @@ class _Reader:
 
 
 def as_called(schema: SchemaText, items: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    defaults = _defaults(schema.op)
-    positional: list[Any] = []
-    named: dict[str, Any] = {}
-    for parameter, item in zip(schema.parameters, items, strict=False):
-        if parameter.is_named:
-            if not _is_default(parameter, item, defaults):
-                named[parameter.name] = item
-        else:
-            positional.append(item)
-    while positional and _is_default(schema.parameters[len(positional) - 1], positional[-1], defaults):
-        positional.pop()
-    return tuple(positional), named
+    pairs = list(zip(schema.parameters, items, strict=False))
+    args = tuple(item for parameter, item in pairs if not parameter.is_named)
+    kwargs = {parameter.name: item for parameter, item in pairs if parameter.is_named}
+    call = without_defaults(Bound(schema.op, args, kwargs), _torch_schema(schema.op))
+    return call.args, call.kwargs
 
 
-def _is_default(parameter: Parameter, item: Any, defaults: Mapping[str, Any]) -> bool:
-    if parameter.name not in defaults:
-        return False
-    default = defaults[parameter.name]
-    return type(item) is type(default) and bool(item == default)
-
-
-@lru_cache(maxsize=4096)
-def _defaults(op: str) -> dict[str, Any]:
-    schema = schema_named(op)
-    if schema is None:
-        return {}
-    text = parse_schema(str(schema))
-    kinds = {parameter.name: parameter.type for parameter in text.parameters} if text else {}
-    defaults = {item.name: item.default_value for item in schema.arguments if item.has_default_value()}
-    for name, value in defaults.items():
-        if type(value) is int:
-            # dtypes, layouts and memory formats are integers in schemas
-            defaults[name] = VALUE_OF_CODE.get(kinds.get(name, "").rstrip("?"), {}).get(value, value)
-    return defaults
+_torch_schema = lru_cache(maxsize=4096)(schema_named)
 
 
 def _returned(schema: SchemaText, items: list[Any]) -> Any:
@@ -282,13 +370,12 @@ def parse_ranges(text: str) -> dict[int, Range]:
         form = json.loads(text)
         check_nesting(text.encode(), form)
         ranges = {int(index): (low, high) for index, (low, high) in form.items()}
+        for low, high in ranges.values():
+            if not all(type(bound) in (int, float) and -LIMIT <= bound < LIMIT for bound in (low, high)) or low > high:
+                raise ValueError(f"{low} and {high} are not a range")
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise FormatError(
-            "tensor_range is not a JSON object with the lowest and highest value of each tensor"
-        ) from error
-    for low, high in ranges.values():
-        if not all(type(bound) in (int, float) and -LIMIT <= bound < LIMIT for bound in (low, high)) or low > high:
-            raise FormatError("tensor_range is not a JSON object with the lowest and highest value of each tensor")
+        reason = "tensor_range is not a JSON object with the lowest and highest value of each tensor"
+        raise FormatError(reason) from error
     return ranges
 
 

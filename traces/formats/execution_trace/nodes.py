@@ -8,16 +8,12 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from opgrip.errors import FormatError
+import torch
+
 from opgrip.traces.formats.operator_schemas import has_composite_kernel, parse_schema
 from opgrip.traces.schema.operator_arguments import schema_named
 from opgrip.traces.table.profiler_labels import AUTOGRAD
 
-# schema version of written files: the newest that et_replay and Chakra's converter read, and the one that torch 2.13
-# writes
-SCHEMA_VERSION = "1.1.1-chakra.0.0.4"
-LATEST_NUMBER = 1 << 53  # maximum number of a node
-LATEST_US = 1e15  # maximum time in us, 30 years
 NONE = "<None>"  # text that represents None
 # torch's codes for the source of a node: an operator, a backward node, a label of the program
 FUNCTION_SCOPE, BACKWARD_SCOPE, USER_SCOPE = 0, 1, 7
@@ -30,20 +26,10 @@ BACKWARD_LABEL = "autograd::engine::evaluate_function: "
 OPTIMIZER_LABEL = "Optimizer.step#"
 OPTIMIZER_STEP = f"{OPTIMIZER_LABEL}step"  # label of an optimizer's step if the program sets none
 MODULE_LABEL = "nn.Module: "
-
-
-def node_number(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < LATEST_NUMBER:
-        raise FormatError(f"expected the number of a node, got {str(value)[:60]}")
-    return value
-
-
-def time_us(value: Any) -> float | None:
-    if value is None:
-        return None
-    if type(value) not in (int, float) or not 0 <= value < LATEST_US:
-        raise FormatError(f"expected a time in us, got {str(value)[:60]}")
-    return float(value)
+UNDEFINED = "nullptr (uninitialized)"  # type of the elements of a tensor that is not there
+# dtypes of the tensors that torch creates from numbers
+NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
+Range = tuple[int | float, int | float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +46,9 @@ class Port:
     strides: list[Any] | None = None
 
 
+NO_PORT = Port([], [], [], [])
+
+
 @dataclass(frozen=True, slots=True)
 class Node:
     """A node of an execution trace, whose inputs and outputs are not checked.
@@ -74,8 +63,8 @@ class Node:
     number: int
     name: str
     parent: int
-    inputs: Port
-    outputs: Port
+    inputs: Port = NO_PORT
+    outputs: Port = NO_PORT
     schema: str = ""
     scope: int = FUNCTION_SCOPE
     thread: int = 0
@@ -86,9 +75,6 @@ class Node:
     stream: int | None = None
     ranges: str = ""
     fault: str = ""
-
-
-NO_PORT = Port([], [], [])
 
 
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
-from typing import Any
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
 
 from opgrip.traces.formats.execution_trace.nodes import (
     BACKWARD,
@@ -14,22 +17,25 @@ from opgrip.traces.formats.execution_trace.nodes import (
     BACKWARD_SCOPE,
     FUNCTION_SCOPE,
     MODULE_LABEL,
+    NONE,
+    NUMBERS,
     OPTIMIZER,
     OPTIMIZER_LABEL,
     OPTIMIZER_STEP,
     PROCESS,
     ROOT,
     THREAD,
+    UNDEFINED,
     USER_SCOPE,
     Node,
     Port,
+    Range,
 )
-from opgrip.traces.formats.execution_trace.ports import Encoder, NodeNumbers, Range
-from opgrip.traces.formats.operator_schemas import SchemaText, parse_schema
+from opgrip.traces.formats.operator_schemas import CODE_OF_VALUE, ELEMENT_NAMES, NotConverted, arguments_in_order
 from opgrip.traces.io.foreign_files import Losses
-from opgrip.traces.schema.arguments import Opaque, TensorSpec, tensors
-from opgrip.traces.schema.operator_arguments import schema_named
-from opgrip.traces.schema.records import OPERATOR, Signature
+from opgrip.traces.schema.arguments import GeneratorSpec, Opaque, TensorSpec, tensors
+from opgrip.traces.schema.records import NO_STORAGE, Signature
+from opgrip.traces.schema.tensor_specs import plain_name
 from opgrip.traces.table.profiler_labels import ENTER, EXIT, close_label, is_mark, label_of
 from opgrip.traces.table.trace import Trace
 from opgrip.traces.values import ValueModel
@@ -37,12 +43,6 @@ from opgrip.traces.values.exact import Constant, Exact
 from opgrip.traces.values.integers import Integers
 from opgrip.traces.values.order import Permutation
 from opgrip.traces.values.progression import Offsets, Progression
-
-EMPTY = Port([], [], [], [])
-
-
-class NotWritten(ValueError):
-    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class _Writer:
         self._first_ns = int(trace.calls["start_ns"].min()) if len(trace.calls) else 0
 
     def steps(self) -> Iterator[NodeStep]:
-        yield NodeStep(Node(ROOT, PROCESS, ROOT, EMPTY, EMPTY, scope=USER_SCOPE))
+        yield NodeStep(Node(ROOT, PROCESS, ROOT, scope=USER_SCOPE))
         row: Any
         for row in self._trace.calls.itertuples():
             yield from self._call(row, self._signatures[int(row.signature)])
@@ -96,17 +96,14 @@ class _Writer:
         key = (row.process, str(row.thread))
         if key not in self._open_nodes:
             opened = self._open_nodes[key] = _OpenNodes(len(self._open_nodes) + 1, self._numbers.new())
-            yield NodeStep(Node(opened.root, THREAD, ROOT, EMPTY, EMPTY, scope=USER_SCOPE, thread=opened.thread))
+            yield NodeStep(Node(opened.root, THREAD, ROOT, scope=USER_SCOPE, thread=opened.thread))
         opened = self._open_nodes[key]
         if is_mark(signature.op):
             yield from self._mark(opened, row, signature)
             return
-        if signature.kind != OPERATOR:
-            self._losses.skip(signature.op, "not an operator of torch's dispatcher")
-            return
         try:
             node = self._node(row, signature)
-        except NotWritten as error:
+        except NotConverted as error:
             self._losses.skip(signature.op, str(error))
             return
         yield from self._labels(opened, row)
@@ -122,7 +119,7 @@ class _Writer:
             kernel = self._kernels.get(signature.number, f"kernels of {signature.op}")
             stream = int(row.stream) if isinstance(row.stream, int) else 0
             number = self._numbers.new()
-            on_device = Node(number, kernel, node.number, EMPTY, EMPTY, thread=opened.thread, stream=stream)
+            on_device = Node(number, kernel, node.number, thread=opened.thread, stream=stream)
             yield NodeStep(replace(on_device, start_us=start_us, own_us=float(row.device_ns) / 1e3))
 
     def _mark(self, opened: _OpenNodes, row: Any, signature: Signature) -> Iterator[NodeStep]:
@@ -143,7 +140,7 @@ class _Writer:
         opened.inside, opened.around = ("forward", "", ""), opened.innermost
 
     def _open_label(self, opened: _OpenNodes, row: Any, name: str) -> NodeStep:
-        node = Node(self._numbers.new(), name, opened.innermost, EMPTY, EMPTY, scope=USER_SCOPE, thread=opened.thread)
+        node = Node(self._numbers.new(), name, opened.innermost, scope=USER_SCOPE, thread=opened.thread)
         opened.labels.append((node.number, name))
         return NodeStep(replace(node, start_us=self._start_us(row), own_us=0.0 if self._is_timed else None))
 
@@ -164,13 +161,13 @@ class _Writer:
             labels.append((f"{MODULE_LABEL}{module} ({module_type})", FUNCTION_SCOPE))
         for name, scope in labels:
             number = self._numbers.new()
-            yield NodeStep(Node(number, name, opened.around, EMPTY, EMPTY, scope=scope, thread=opened.thread))
+            yield NodeStep(Node(number, name, opened.around, scope=scope, thread=opened.thread))
             opened.around = number
 
     def _node(self, row: Any, signature: Signature) -> Node:
-        if signature.raised is not None:
-            raise NotWritten("the call raised an error")
         text, schema, values = arguments_in_order(signature)
+        if signature.raised is not None:
+            raise NotConverted("the call raised an error")
         storages = [int(item) for item in self._trace.storages[row.first_storage : row.first_storage + row.tensors]]
         outputs = signature.outputs
         results = list(outputs) if isinstance(outputs, tuple) else [] if outputs is None else [outputs]
@@ -195,27 +192,132 @@ class _Writer:
         return Node(0, name, 0, inputs, results_port, text, ranges=ranges)
 
 
-def arguments_in_order(signature: Signature) -> tuple[str, SchemaText, list[Any]]:
-    text, schema, defaults = _schema(signature.op)
-    names = [parameter.name for parameter in schema.parameters]
-    if len(signature.args) > len(names) or not set(signature.kwargs) <= set(names):
-        raise NotWritten(f"its arguments do not match its schema, {text[:100]}")
-    arguments = {**dict(zip(names, signature.args, strict=False)), **signature.kwargs}
-    missing = [name for name in names if name not in arguments and name not in defaults]
-    if missing:
-        raise NotWritten(f"its argument {missing[0]} is missing")
-    return text, schema, [arguments[name] if name in arguments else defaults[name] for name in names]
+@dataclass(slots=True)
+class NodeNumbers:
+    """Assigns ascending numbers to nodes, tensors and storages; a node gets a larger number than its inputs."""
+
+    last: int = ROOT
+    _storages: dict[int, int] = field(default_factory=dict)
+    _tensors: dict[tuple[Any, ...], int] = field(default_factory=dict)
+
+    def new(self) -> int:
+        self.last += 1
+        return self.last
+
+    def of(self, spec: TensorSpec, storage: int) -> tuple[int, int]:
+        if storage == NO_STORAGE:
+            return self.new(), self.new() if spec.stride is not None else 0
+        key = (storage, spec.offset, spec.shape, spec.stride, spec.dtype)
+        if storage not in self._storages:
+            self._tensors[key] = self.new()
+            self._storages[storage] = self.new()
+        elif key not in self._tensors:
+            self._tensors[key] = self.new()
+        return self._tensors[key], self._storages[storage]
 
 
-@lru_cache(maxsize=4096)
-def _schema(op: str) -> tuple[str, SchemaText, dict[str, Any]]:
-    schema = schema_named(op)
-    text = "" if schema is None else str(schema)
-    parsed = parse_schema(text)
-    if parsed is None:
-        raise NotWritten("not registered in this torch, so its schema is unknown")
-    defaults = {item.name: item.default_value for item in schema.arguments if item.has_default_value()}
-    return text, parsed, defaults
+class PortItem(NamedTuple):
+    value: Any
+    shape: Any
+    type: str
+    stride: Any
+
+
+@dataclass(slots=True)
+class Encoder:
+    """Converts the arguments and results of one call to the inputs and outputs of a node."""
+
+    numbers: NodeNumbers
+    storages: Iterator[int]
+    range_of: Callable[[TensorSpec], Range | None]
+    lose: Callable[[str], None]
+    ranges: dict[int, Range] = field(default_factory=dict)
+    _shared: dict[int, int] = field(default_factory=dict)
+    _tensors: int = 0
+
+    def port(self, values: Sequence[Any], kinds: Sequence[str], are_results: bool = False) -> Port:
+        columns = zip(values, kinds, strict=True)
+        items = [
+            PortItem([self.numbers.new(), 0, 0, 0, 0, ""], [], f"Tensor({UNDEFINED})", [])
+            if are_results and value is None
+            else self._item(value, kind)
+            for value, kind in columns
+        ]
+        return Port(*_columns(items))
+
+    def _item(self, value: Any, kind: str) -> PortItem:
+        match value:
+            case TensorSpec():
+                return self._tensor(value)
+            case list() | tuple():
+                return self._list(value, kind)
+            case None:
+                return PortItem(NONE, [], "None", [])
+            case bool() | int() | float() | complex() if kind.startswith("Tensor"):
+                return self._number(value)
+            case bool():
+                return PortItem(value, [], "Bool", [])
+            case int() if kind.rstrip("?") != "float":
+                return PortItem(value, [], "Int", [])
+            case int() | float():
+                # infinities and nan as strings
+                return PortItem(float(value) if math.isfinite(value) else str(float(value)), [], "Double", [])
+            case str():
+                return PortItem(value, [], "String", [])
+        return self._code(value)
+
+    def _code(self, value: Any) -> PortItem:
+        match value:
+            case torch.dtype() | torch.layout() | torch.memory_format() if value in CODE_OF_VALUE:
+                return PortItem(CODE_OF_VALUE[value], [], "Int", [])
+            case torch.device():
+                return PortItem(str(value), [], "Device", [])
+            case complex():
+                name = "ComplexDouble"
+            case GeneratorSpec():
+                name = "Generator"
+            case _:
+                name = "Object"
+        self.lose(f"its argument of type {name if name != 'Object' else type(value).__name__}")
+        return PortItem(f"<{name}>", [], name, [])
+
+    def _list(self, value: Sequence[Any], kind: str) -> PortItem:
+        inner = kind.rstrip("?").removesuffix("[]")
+        items = [self._item(item, inner) for item in value]
+        values, shapes, types, strides = _columns(items)
+        return PortItem(values, shapes, f"GenericList[{','.join(types)}]", strides)
+
+    def _tensor(self, spec: TensorSpec) -> PortItem:
+        if spec.stride is None:
+            self.lose(f"that a tensor is {plain_name(spec.layout)}")
+        if spec.conj or spec.neg:
+            self.lose("that a tensor is conjugated or negated")
+        span = self.range_of(spec)
+        if span is not None:
+            self.ranges[self._tensors] = span
+        tensor, storage = self.numbers.of(spec, next(self.storages, NO_STORAGE))
+        if spec.storage is not None:
+            # the trace lacks the storages of its calls
+            storage = self._shared.setdefault(spec.storage, storage)
+        return self._described(spec, tensor, storage)
+
+    def _described(self, spec: TensorSpec, tensor: int, storage: int) -> PortItem:
+        self._tensors += 1
+        value = [tensor, storage, spec.offset, prod(spec.shape), spec.dtype.itemsize, spec.device]
+        name = ELEMENT_NAMES.get(spec.dtype, f"c10::{plain_name(spec.dtype)}")
+        return PortItem(value, list(spec.shape), f"Tensor({name})", list(spec.stride or ()))
+
+    def _number(self, value: bool | int | float | complex) -> PortItem:
+        if isinstance(value, complex) or not math.isfinite(value):
+            self.lose("the value of a number in place of a tensor")
+        else:
+            self.ranges[self._tensors] = (value, value)
+        spec = TensorSpec((), (), NUMBERS[type(value)], "cpu")
+        return self._described(spec, self.numbers.new(), self.numbers.new())
+
+
+def _columns(items: Sequence[PortItem]) -> list[list[Any]]:
+    return [list(column) for column in zip(*items, strict=True)] or [[], [], [], []]
 
 
 def range_of(model: ValueModel | None, spec: TensorSpec) -> Range | None:

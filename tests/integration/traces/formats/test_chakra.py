@@ -15,7 +15,7 @@ from google.protobuf.internal import decoder
 from opgrip.errors import UserError
 from opgrip.traces import load
 from opgrip.traces.analysis.dataflow import make_graph
-from opgrip.traces.formats.execution_trace.chakra import message_classes
+from opgrip.traces.formats.execution_trace.files import message_classes
 from opgrip.traces.formats.protobuf_files import with_length
 from opgrip.traces.io.foreign_files import format_of
 

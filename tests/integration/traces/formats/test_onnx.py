@@ -17,7 +17,7 @@ from torch import nn
 
 from opgrip.errors import UserError
 from opgrip.traces import Trace, load
-from opgrip.traces.formats.onnx.operators import TABLE
+from opgrip.traces.formats.onnx_operators import TABLE
 from opgrip.traces.formats.protobuf_files import with_length
 from opgrip.traces.schema.arguments import leaves, map_leaves, tensors
 from opgrip.traces.schema.records import Signature

@@ -16,7 +16,7 @@ from programs import ROOT
 
 from opgrip.errors import UserError
 from opgrip.traces import TraceReader, load
-from opgrip.traces.formats.execution_trace.chakra import message_classes
+from opgrip.traces.formats.execution_trace.files import message_classes
 from opgrip.traces.formats.protobuf_files import with_length
 from opgrip.traces.io.foreign_files import format_of
 

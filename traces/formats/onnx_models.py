@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from itertools import count
 from math import isfinite, prod
 from typing import Any
 
+import numpy as np
 import torch
 
 from opgrip.cli.plugins import needed
@@ -17,16 +19,13 @@ from opgrip.traces.formats.building import (
     NO_GRADIENTS,
     NO_TIMES,
     NO_VALUES,
-    GraphStorages,
     RecordBuilder,
-    aliases,
     split,
 )
-from opgrip.traces.formats.onnx.nodes import NoOperator, OnnxCall, OnnxNode, Shapes, complete, inlined, tensor
-from opgrip.traces.formats.onnx.operators import TABLE, check_operator
-from opgrip.traces.formats.operator_schemas import NoOverload, bind
+from opgrip.traces.formats.onnx_operators import REASONS, TABLE, OnnxNode, tensor
+from opgrip.traces.formats.operator_schemas import Bound, NotConverted, bind, schemas_of
 from opgrip.traces.formats.protobuf_files import has_more_fields
-from opgrip.traces.io.foreign_files import ForeignFile, Format, Head, formats
+from opgrip.traces.io.foreign_files import ForeignFile, Format, Head, Losses, formats
 from opgrip.traces.schema.arguments import TensorSpec, map_leaves, tensors
 from opgrip.traces.schema.json_values import LIMIT
 from opgrip.traces.schema.records import Record, Scope
@@ -37,6 +36,11 @@ OPEN_BATCH, OPEN_SIZE = 1, 64
 MOST_CONSTANT = 1024  # maximum number of elements of a constant that is read
 # maximum number of fields of a model and its parts, because a field of two bytes takes hundreds of bytes in memory
 MOST_FIELDS = 1 << 20
+# maximum number of nodes after inlining: thirty functions that each call the next one twice would make a billion nodes
+MOST_NODES = 1_000_000
+MOST_DEPTH = 200  # maximum depth of nested function calls and graphs
+MOST_INPUTS = 64  # maximum number of inputs of a computed constant
+LARGEST = 1 << 62  # limit of the magnitude of a computed constant
 MOST_DIMENSIONS = 64  # maximum number of dimensions of a torch tensor
 OPEN_SIZES = f"dynamic sizes: {OPEN_BATCH} for the first dimension of an input, else {OPEN_SIZE}"
 LAYOUT = "strides and devices: the file has none, so tensors are contiguous and on the processor"
@@ -45,6 +49,12 @@ CLASSES = "pkg.torch.onnx.class_hierarchy"
 # pattern of the first bytes of a model: its version, then a text, number or message
 FIRST_BYTES = re.compile(rb"\x08[\x01-\x1f](?:\x12|\x1a|\x22|\x28|\x32|\x3a|\x42)", re.DOTALL)
 OWN_DOMAINS = ("", "ai.onnx")
+# operators whose results are computed if all their inputs are small constants
+FOLDED = (
+    *("Add", "Cast", "Concat", "ConstantOfShape", "Div", "Equal", "Gather", "Identity", "Max", "Min", "Mod", "Mul"),
+    *("Neg", "Range", "Reshape", "Slice", "Squeeze", "Sub", "Unsqueeze", "Where"),
+)
+Shapes = dict[str, tuple[torch.dtype, tuple[int, ...]]]
 
 _NAMES = (
     *("", "float32", "uint8", "int8", "uint16", "int16", "int32", "int64", "", "bool", "float16", "float64"),
@@ -75,17 +85,17 @@ def read(file: ForeignFile) -> Iterator[Record]:
     # remove weights first, so that the model to pass around is small
     constants = _constants(graph, onnx)
     if model.functions:
-        model = inlined(model, file.losses)
+        model = _inlined(model, file.losses)
         graph = model.graph
         constants |= _constants(graph, onnx)
     if _close(graph):
         file.losses.defaults.append(OPEN_SIZES)
     shapes = _shapes(graph)
     opset = max((int(item.version) for item in model.opset_import if item.domain in OWN_DOMAINS), default=1)
-    complete(graph.node, shapes, constants, lambda item: _attribute(item, onnx), _node_inference(opset, onnx))
+    _Inference(opset, onnx, shapes, constants).complete(graph.node)
     facts = {"producer": f"{model.producer_name} {model.producer_version}".strip()[:200]}
     builder = RecordBuilder("onnx", file.losses, {key: value for key, value in facts.items() if value})
-    storages = GraphStorages()
+    storages = _Storages()
     numbers = count()
     between = lambda: storages.of(f"\0{next(numbers)}")  # noqa: E731
     for item in graph.node:
@@ -94,11 +104,12 @@ def read(file: ForeignFile) -> Iterator[Record]:
         if op == "Constant":
             continue
         try:
-            check_operator(op)
+            if op not in TABLE:
+                raise NotConverted(REASONS.get(op, "no aten operator for it"))
             node = _node(item, op, shapes, constants, storages, opset, between, builder)
             calls = TABLE[op](node)
             bound = [bind(f"aten::{call.op}", call.args, call.kwargs) for call in calls]
-        except (NoOperator, NoOverload) as error:
+        except NotConverted as error:
             file.losses.skip(op, str(error)[:200])
             continue
         except (ValueError, TypeError, IndexError, OverflowError, RuntimeError, ZeroDivisionError) as error:
@@ -107,9 +118,9 @@ def read(file: ForeignFile) -> Iterator[Record]:
         names = {id(spec): name for spec, name in zip(node.outputs, item.output, strict=False)}
         scope = _scope(item)
         for call, fitting in zip(calls, bound, strict=True):
-            call = _placed(OnnxCall(fitting.op, fitting.args, call.outputs, fitting.kwargs), names, storages)
-            args, kwargs, outputs, memory = split(call.args, call.kwargs, call.outputs)
-            builder.add_call(call.op, args, kwargs, outputs, scope=scope, storages=memory)
+            results = _placed(fitting, call.outputs, names, storages)
+            args, kwargs, results, memory = split(fitting.args, fitting.kwargs, results)
+            builder.add_call(fitting.op, args, kwargs, results, scope=scope, storages=memory)
         yield from builder.ready()
     yield from builder.end()
 
@@ -128,6 +139,67 @@ def _parse(file: ForeignFile, onnx: Any) -> Any:
         raise file.damage("it contains no graph")
     del model.training_info[:]
     return model
+
+
+Key = tuple[str, str, str]
+
+
+class _TooMany(ValueError):
+    pass
+
+
+def _inlined(model: Any, losses: Losses) -> Any:
+    """Return the model with the calls of its functions replaced by the functions' nodes, if that is possible."""
+    functions = {_key(item, item.name): item for item in model.functions}
+    try:
+        _check_functions(model.graph.node, functions)
+        return needed("onnx.inliner", "onnx").inline_local_functions(model)
+    except Exception as error:
+        # onnx raises many types of errors for an invalid model
+        losses.defaults.append(f"functions of the model: not replaced by their nodes ({one_line(error, 100)})")
+    # shape inference would enter their bodies
+    del model.functions[:]
+    return model
+
+
+def _check_functions(nodes: Iterable[Any], functions: dict[Key, Any]) -> None:
+    sizes: dict[Key, int] = {}
+    running: set[Key] = set()
+
+    def size_of(nodes: Iterable[Any], depth: int) -> int:
+        if depth > MOST_DEPTH:
+            raise _TooMany(f"its subgraphs and functions are nested more than {MOST_DEPTH} levels deep")
+        total = 0
+        for node in nodes:
+            key = _key(node, node.op_type)
+            total += size_of_function(key, depth) if key in functions else 1
+            total += sum(size_of(graph.node, depth + 1) for graph in _graphs(node))
+            if total > MOST_NODES:
+                raise _TooMany(f"they contain more than {MOST_NODES:,} nodes")
+        return total
+
+    def size_of_function(key: Key, depth: int) -> int:
+        if key in running:
+            raise _TooMany(f"the function {key[1][:60]} calls itself")
+        if key not in sizes:
+            running.add(key)
+            sizes[key] = size_of(functions[key].node, depth + 1)
+            running.remove(key)
+        return sizes[key]
+
+    size_of(nodes, 0)
+
+
+def _key(item: Any, name: str) -> Key:
+    # onnx has two names for its own domain
+    return "" if item.domain == "ai.onnx" else item.domain, name, getattr(item, "overload", "")
+
+
+def _graphs(node: Any) -> Iterator[Any]:
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
 
 
 def _constants(graph: Any, onnx: Any) -> dict[str, list[Any]]:
@@ -204,29 +276,70 @@ def _is_concrete(value: Any) -> bool:
     return all(item.WhichOneof("value") == "dim_value" for item in value.type.tensor_type.shape.dim)
 
 
-def _node_inference(opset: int, onnx: Any) -> Callable[..., Shapes]:
-    def infer(node: Any, shapes: Shapes, constants: dict[str, list[Any]]) -> Shapes:
-        types, data = {}, {}
+@dataclass(frozen=True, slots=True)
+class _Inference:
+    """Computes further shapes and small constants of a graph from the known ones, and adds them to these."""
+
+    opset: int
+    onnx: Any
+    shapes: Shapes
+    constants: dict[str, list[Any]]
+
+    def complete(self, nodes: Iterable[Any]) -> None:
+        for node in nodes:
+            names = [name for name in node.input if name]
+            is_own = node.domain in OWN_DOMAINS and node.op_type != "Constant"
+            if not is_own or not all(name in self.shapes for name in names):
+                continue
+            if node.op_type == "Shape" and len(node.output) == 1:
+                ends = {item.name: item.i for item in node.attribute}
+                sizes = list(self.shapes[node.input[0]][1])
+                self._keep(node.output[0], sizes[ends.get("start", 0) : ends.get("end", len(sizes))])
+            with suppress(Exception):
+                # onnx raises many types of errors; missing shapes are reported with the nodes that need them
+                self._add(node)
+
+    def _add(self, node: Any) -> None:
+        is_folded = self._is_folded(node)
+        if not is_folded and all(name in self.shapes for name in node.output if name):
+            return
+        helper, types, data = self.onnx.helper, {}, {}
         for name in filter(None, node.input):
-            dtype, shape = shapes[name]
+            dtype, shape = self.shapes[name]
             number = _NAMES.index(plain_name(dtype))
-            types[name] = onnx.helper.make_tensor_type_proto(number, shape)
-            if name in constants and len(constants[name]) == prod(shape):
-                data[name] = onnx.helper.make_tensor(name, number, shape, constants[name])
-        imports = [onnx.helper.make_opsetid("", opset)]
-        schema = onnx.defs.get_schema(node.op_type, opset, "")
-        results = onnx.shape_inference.infer_node_outputs(schema, node, types, data, opset_imports=imports)
-        values = [onnx.helper.make_value_info(name, result) for name, result in results.items()]
-        return {name: shape for value in values for name, shape in _shape_of(value)}
+            types[name] = helper.make_tensor_type_proto(number, shape)
+            if name in self.constants and len(self.constants[name]) == prod(shape):
+                data[name] = helper.make_tensor(name, number, shape, self.constants[name])
+        schema = self.onnx.defs.get_schema(node.op_type, self.opset, "")
+        imports = [helper.make_opsetid("", self.opset)]
+        results = self.onnx.shape_inference.infer_node_outputs(schema, node, types, data, opset_imports=imports)
+        values = [helper.make_value_info(name, result) for name, result in results.items()]
+        inferred = {name: shape for value in values for name, shape in _shape_of(value)}
+        for name, shape in inferred.items():
+            self.shapes.setdefault(name, shape)
+        if is_folded and prod(inferred[node.output[0]][1]) <= MOST_CONSTANT:
+            self._fold(node, data)
 
-    def guarded(node: Any, shapes: Shapes, constants: dict[str, list[Any]]) -> Shapes:
-        try:
-            return infer(node, shapes, constants)
-        except Exception:
-            # onnx raises many types of errors; missing shapes are reported with the nodes that need them
-            return {}
+    def _is_folded(self, node: Any) -> bool:
+        if len(node.output) != 1 or node.output[0] in self.constants or not 0 < len(node.input) <= MOST_INPUTS:
+            return False
+        # attributes without a value may be subgraphs, or tensors in other files
+        is_plain = all(_attribute(item, self.onnx) is not None for item in node.attribute)
+        return is_plain and node.op_type in FOLDED and all(name in self.constants for name in node.input)
 
-    return guarded
+    def _fold(self, node: Any, data: dict[str, Any]) -> None:
+        result = self.onnx.helper.make_empty_tensor_value_info(node.output[0])
+        graph = self.onnx.helper.make_graph([node], "folded", [], [result], initializer=list(data.values()))
+        evaluator = needed("onnx.reference", "onnx").ReferenceEvaluator(graph, opsets={"": self.opset})
+        with np.errstate(all="raise"):
+            (array,) = evaluator.run(None, {})
+        self._keep(node.output[0], array.reshape(-1).tolist())
+
+    def _keep(self, name: str, values: list[Any]) -> None:
+        if len(values) <= MOST_CONSTANT and all(
+            isinstance(item, int | float) and abs(item) < LARGEST for item in values
+        ):
+            self.constants[name] = values
 
 
 def _shape_of(item: Any) -> Iterator[tuple[str, tuple[torch.dtype, tuple[int, ...]]]]:
@@ -261,7 +374,7 @@ def _node(
     op: str,
     shapes: Shapes,
     constants: dict[str, list[Any]],
-    storages: GraphStorages,
+    storages: _Storages,
     opset: int,
     between: Any,
     builder: RecordBuilder,
@@ -272,10 +385,10 @@ def _node(
         if not name:
             return None
         if name not in shapes:
-            raise NoOperator(f"onnx cannot infer the shape of one of its {'inputs' if is_input else 'outputs'}")
+            raise NotConverted(f"onnx cannot infer the shape of one of its {'inputs' if is_input else 'outputs'}")
         dtype, shape = shapes[name]
         if not all(0 <= size < LIMIT >> 1 for size in shape) or prod(shape) >= LIMIT >> 1:
-            raise NoOperator(f"the shape of one of its tensors is negative or too large: {str(shape)[:60]}")
+            raise NotConverted(f"the shape of one of its tensors is negative or too large: {str(shape)[:60]}")
         spec = tensor(shape, dtype, storages.of(name) if is_input else None)
         values = constants.get(name)
         fits = values is not None and len(values) == prod(shape) and 0 < len(values) <= MAX_ELEMENTS
@@ -289,10 +402,29 @@ def _node(
     return OnnxNode(op, inputs, outputs, tuple(map(constants.get, item.input)), attributes, opset, between)
 
 
-def _placed(call: OnnxCall, names: dict[int, str], storages: GraphStorages) -> OnnxCall:
-    shared = aliases(call.op, call.args, call.kwargs)
-    results = list(tensors(call.outputs))
-    shared = shared * len(results) if isinstance(call.outputs, list) else shared + [None] * len(results)
+@dataclass(slots=True)
+class _Storages:
+    numbers: dict[str, int] = field(default_factory=dict)
+    count: int = 0
+
+    def of(self, name: str) -> int:
+        if name not in self.numbers:
+            self.numbers[name] = self.count
+            self.count += 1
+        return self.numbers[name]
+
+    def give(self, name: str, shared: int | None) -> int:
+        if shared is None:
+            self.numbers.pop(name, None)
+            return self.of(name)
+        self.numbers[name] = shared
+        return shared
+
+
+def _placed(call: Bound, outputs: Any, names: dict[int, str], storages: _Storages) -> Any:
+    shared = _aliases(call)
+    results = list(tensors(outputs))
+    shared = shared * len(results) if isinstance(outputs, list) else shared + [None] * len(results)
     memory = {id(spec): alias for spec, alias in zip(results, shared, strict=False)}
 
     def with_storage(leaf: Any) -> Any:
@@ -300,7 +432,28 @@ def _placed(call: OnnxCall, names: dict[int, str], storages: GraphStorages) -> O
             return leaf
         return replace(leaf, storage=storages.give(names[id(leaf)], memory[id(leaf)]))
 
-    return replace(call, outputs=map_leaves(with_storage, call.outputs))
+    return map_leaves(with_storage, outputs)
+
+
+def _aliases(call: Bound) -> list[int | None]:
+    # for each result, the storage of the argument whose memory it shares
+    schema = schemas_of(call.op)[0]
+    memory: dict[str, int] = {}
+    for index, parameter in enumerate(schema.arguments):
+        value = call.args[index] if index < len(call.args) else call.kwargs.get(parameter.name)
+        first = next(tensors(value), None)
+        if parameter.alias_info is not None and first is not None and first.storage is not None:
+            memory |= dict.fromkeys(parameter.alias_info.before_set, first.storage)
+    return [_memory_of(item.alias_info, memory) for item in schema.returns]
+
+
+def _memory_of(alias: Any, memory: dict[str, int]) -> int | None:
+    if alias is None:
+        return None
+    if not alias.before_set:
+        # torch does not report the alias set of a list of views
+        return next(iter(memory.values()), None)
+    return next((memory[name] for name in alias.before_set if name in memory), None)
 
 
 def _scope(item: Any) -> Scope:
