@@ -224,7 +224,7 @@ def converted(
     """Yield each signature of a trace, its converted form, and its calls; signatures without one are reported."""
     signatures = {item.number: item for item in trace.signatures}
     for number, calls in trace.own_calls.groupby("signature", sort=True):
-        signature = signatures[int(number)]  # type: ignore[call-overload]
+        signature = signatures[int(number)]  # type: ignore[arg-type]
         try:
             form = convert(signature)
         except ValueError as error:

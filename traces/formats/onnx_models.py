@@ -314,9 +314,9 @@ class _Inference:
         imports = [helper.make_opsetid("", self.opset)]
         results = self.onnx.shape_inference.infer_node_outputs(schema, node, types, data, opset_imports=imports)
         values = [helper.make_value_info(name, result) for name, result in results.items()]
-        inferred = {name: shape for value in values for name, shape in _shape_of(value)}
-        for name, shape in inferred.items():
-            self.shapes.setdefault(name, shape)
+        inferred = dict(pair for value in values for pair in _shape_of(value))
+        for name, described in inferred.items():
+            self.shapes.setdefault(name, described)
         if is_folded and prod(inferred[node.output[0]][1]) <= MOST_CONSTANT:
             self._fold(node, data)
 

@@ -200,9 +200,9 @@ def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:
     lines: dict[str, list[tuple[int, str]]] = {}
     for signature, text, calls in converted(trace, losses, call_text):
         lines.setdefault(signature.op, []).append((len(calls), text))
-    for op, calls in sorted(lines.items()):
+    for op, own in sorted(lines.items()):
         file.write(f"Operator: {op}\n".encode())
-        file.writelines(f"cnt: {count}, {text}\n".encode() for count, text in sorted(calls, key=lambda call: -call[0]))
+        file.writelines(f"cnt: {count}, {text}\n".encode() for count, text in sorted(own, key=lambda call: -call[0]))
 
 
 def call_text(signature: Signature) -> str:
