@@ -6,6 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -25,6 +26,7 @@ from opgrip.traces.schema.records import (
     Signature,
     Thread,
     Values,
+    listed,
 )
 from opgrip.traces.schema.tensor_specs import DTYPES, contiguous
 from opgrip.traces.values import ValueModel, fit
@@ -78,12 +80,10 @@ def tensor_of(
     """Return the `TensorSpec` for values from a file. Raises `ValueError` if the values are not valid."""
     sizes = tuple(shape) if isinstance(shape, list | tuple) else None
     kind = DTYPES.get(dtype.removeprefix("torch.")) if isinstance(dtype, str) else dtype
-    if sizes is None or not isinstance(kind, torch.dtype):
-        raise ValueError(
-            f"unknown dtype: {str(dtype)[:40]}"
-            if sizes is not None
-            else f"the shape of a tensor is not a list: {str(shape)[:40]}"
-        )
+    if sizes is None:
+        raise ValueError(f"the shape of a tensor is not a list: {str(shape)[:40]}")
+    if not isinstance(kind, torch.dtype):
+        raise ValueError(f"unknown dtype: {str(dtype)[:40]}")
     if not all(map(_is_size, sizes)):
         raise ValueError(f"the shape of a tensor is not a list of sizes: {str(shape)[:40]}")
     strides = contiguous(sizes) if stride is None else tuple(stride) if isinstance(stride, list | tuple) else ()
@@ -189,11 +189,19 @@ class RecordBuilder:
                 self._end_block(in_thread)
         return signature
 
+    @contextmanager
+    def skipping(self, op: str, count: int = 1) -> Iterator[None]:
+        """Report calls as skipped if they cannot be converted, which raises `ValueError` with the reason."""
+        try:
+            yield
+        except ValueError as error:
+            self._losses.skip(op, str(error), count)
+
     def end(self) -> Iterator[Record]:
         for number in list(self._blocks):
             self._end_block(number)
         totals = (self._calls, len(self._numbers.get("signature", {})), self._next_ns)
-        self._records.append(End(*totals, dropped=self._losses.dropped()))
+        self._records.append(End(*totals, dropped=listed(self._losses.skipped)))
         yield from self.ready()
 
     def _end_block(self, number: int) -> None:

@@ -109,13 +109,12 @@ def _value(inputs: EventInputs, index: int, parameter: Any) -> Any:
         raise ValueError(f"the argument {parameter.name} has the type {str(kind)[:40]!r}, not {name}")
     if text:
         return _parsed(text, expected, parameter.name)
-    if name == "StringType":
+    default = parameter.default_value if parameter.has_default_value() else None
+    if name == "StringType" and isinstance(default, str):
         # the profiler writes no text for it
-        if parameter.has_default_value() and isinstance(parameter.default_value, str):
-            return parameter.default_value
-        raise ValueError(f"the file has no value for the argument {parameter.name}")
+        return default
     # files without texts do not distinguish a list from None
-    if optional and kind == "" and (inputs.has_texts or name != "ListType"):
+    if optional and kind == "" and name != "StringType" and (inputs.has_texts or name != "ListType"):
         return None
     raise ValueError(f"the file has no value for the argument {parameter.name}")
 
@@ -205,7 +204,9 @@ def read(file: ForeignFile) -> Iterator[Record]:
 
 
 def _calls_in_graphs(table: EventTable, file: ForeignFile) -> Iterable[tuple[str, ProfiledCall]]:
-    share = graph_share(table)
+    durations = table.kernels["duration"]
+    in_graphs = np.isin(table.kernels["correlation"], list(table.graph_launches))
+    share = float(durations[in_graphs].sum() / max(durations.sum(), 1))
     if file.capture is None:
         file.losses.doubts += doubts_of(share)
         return ()
@@ -308,12 +309,6 @@ def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:
 MOSTLY = 0.5  # share of device time in graph launches from which on the other calls do not represent the program
 
 
-def graph_share(table: EventTable) -> float:
-    durations = table.kernels["duration"]
-    in_graphs = np.isin(table.kernels["correlation"], list(table.graph_launches))
-    return float(durations[in_graphs].sum() / max(durations.sum(), 1))
-
-
 def doubts_of(share: float) -> list[str]:
     if share < MOSTLY:
         return []
@@ -374,20 +369,11 @@ def captured_graphs(table: EventTable, skip: Callable[[str, str], None]) -> list
     return graphs
 
 
-@dataclass(frozen=True, slots=True)
-class _Launch:
-    start_ns: int
-    thread: str
-    graph: CapturedGraph
-    kernels: Sequence[tuple[str, int]]
-
-
 class GraphLaunchCalls:
     """Finds the calls of each launched CUDA or HIP graph: those of a captured graph with the same kernels."""
 
     def __init__(self, table: EventTable, graphs: Sequence[CapturedGraph], skip: Callable[[str, str], None]) -> None:
-        self._first_ns = table.first_ns
-        self._launches: list[_Launch] = []
+        self._launches: list[tuple[int, str, CapturedGraph, Sequence[tuple[str, int]]]] = []
         joined_ns = matched_ns = device_ns = 0
         by_launch = _kernels_by_launch(table)
         turns: Counter[tuple[Slice, ...]] = Counter()
@@ -408,21 +394,21 @@ class GraphLaunchCalls:
             ordered = [kernels[index] for index in _paired(graph.launches, names)]
             matched_ns += sum(duration for _, duration in kernels)
             joined_ns += sum(ordered[index][1] for _, launches in graph.calls for index in launches)
-            self._launches.append(_Launch(start_ns - table.first_ns, table.thread_name(thread), graph, ordered))
+            self._launches.append((start_ns - table.first_ns, table.thread_name(thread), graph, ordered))
         self.share = joined_ns / max(device_ns, 1)
         """share of the device's time in launches that belongs to these calls"""
         self.matched = matched_ns / max(device_ns, 1)
         """share of the device's time in launches that is spent in launches of the captured graphs"""
 
     def __iter__(self) -> Iterator[tuple[str, ProfiledCall]]:
-        for launch in self._launches:
-            for index, (call, launches) in enumerate(launch.graph.calls):
+        for start_ns, thread, graph, kernels in self._launches:
+            for index, (call, launches) in enumerate(graph.calls):
                 work = OperatorKernels(Counter(), Counter())
-                for name, duration in (launch.kernels[number] for number in launches):
+                for name, duration in (kernels[number] for number in launches):
                     work.add(OperatorKernels(Counter({name: 1}), Counter({name: duration})))
-                at = launch.start_ns + index
+                at = start_ns + index
                 event = replace(call.event, start_ns=at, end_ns=at, external=-1, sequence=-1)
-                yield f"graphs of {launch.thread}", replace(call, event=event, forward=-1, work=work)
+                yield f"graphs of {thread}", replace(call, event=event, forward=-1, work=work)
 
 
 def _kernels_by_launch(table: EventTable) -> dict[int, list[tuple[str, int]]]:

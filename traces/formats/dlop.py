@@ -17,7 +17,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -249,17 +248,15 @@ def dtype_named(item: Any) -> torch.dtype | None:
 
 
 # functions that are not operators, and their arguments that are tensors, by the names of their files
-FUNCTIONS: dict[str, tuple[str, frozenset[str]]] = {
+FUNCTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "mhaf": (
         "torch.nn.functional.multi_head_attention_forward",
-        frozenset(
-            {
-                *("query", "key", "value", "in_proj_weight", "in_proj_bias", "bias_k", "bias_v"),
-                *("out_proj_weight", "out_proj_bias", "key_padding_mask", "attn_mask"),
-            }
+        (
+            *("query", "key", "value", "in_proj_weight", "in_proj_bias", "bias_k", "bias_v"),
+            *("out_proj_weight", "out_proj_bias", "key_padding_mask", "attn_mask"),
         ),
     ),
-    "normalize": ("torch.nn.functional.normalize", frozenset({"input"})),
+    "normalize": ("torch.nn.functional.normalize", ("input",)),
 }
 
 
@@ -445,7 +442,8 @@ def is_csv(head: Head) -> bool:
 
 
 def read(file: ForeignFile) -> Iterator[Record]:
-    name = operator_name(file.path)
+    stem = file.path.stem if file.path.suffix in PACKED else file.path.name
+    name = stem.removesuffix(".json").removesuffix(".csv")
     rows = (
         rows_of_csv(file, name) if is_csv(Head(file.path, "", next(file.lines(), "").encode())) else rows_of_json(file)
     )
@@ -463,25 +461,16 @@ def read(file: ForeignFile) -> Iterator[Record]:
 
     for row in rows:
         scope = Scope(0, row.network, "", "forward")
-        try:
+        with builder.skipping(name, row.count):
             if name in FUNCTIONS:
-                for call in calls_of_row(name, row.cells, recording):
-                    builder.add_call(call.op, call.args, call.kwargs, count=row.count, scope=scope)
-                yield from builder.ready()
-                continue
-            op, args, kwargs = call_of(name, row.cells)
-        except NotConverted as error:
-            file.losses.skip(name, str(error), row.count)
-            continue
-        keywords = {key: argument(value) for key, value in kwargs.items()}
-        builder.add_call(op, map(argument, args), keywords, count=row.count, scope=scope)
+                calls = calls_of_row(name, row.cells, recording)
+            else:
+                op, args, kwargs = call_of(name, row.cells)
+                calls = [Recorded(op, tuple(map(argument, args)), {key: argument(kwargs[key]) for key in kwargs})]
+            for call in calls:
+                builder.add_call(call.op, call.args, call.kwargs, count=row.count, scope=scope)
         yield from builder.ready()
     yield from builder.end()
-
-
-def operator_name(path: Path) -> str:
-    stem = path.stem if path.suffix in PACKED else path.name
-    return stem.removesuffix(".json").removesuffix(".csv")
 
 
 def call_of(name: str, row: Row) -> Call:

@@ -127,13 +127,10 @@ def read(file: ForeignFile) -> Iterator[Record]:
         if key[1]:
             keys.add(key)
         file.check(len(keys), MOST_WORKLOADS, "it has more than {:,} workloads")
-        try:
+        with builder.skipping(name[:200]):
             call = _call(data_set, builder, data_set.definition(name), workload)
-        except ValueError as error:
-            file.losses.skip(name[:200], str(error))
-            continue
-        scope = Scope(0, "", "", "forward", function=name[:200])
-        builder.add_call(call.op, call.args, call.kwargs, scope=scope)
+            scope = Scope(0, "", "", "forward", function=name[:200])
+            builder.add_call(call.op, call.args, call.kwargs, scope=scope)
         yield from builder.ready()
     yield from builder.end()
 
@@ -388,11 +385,9 @@ def _value(node: ast.expr, arguments: Arguments) -> Any:
 
 
 # dtypes that both torch and a definition can name
-WRITTEN_DTYPES = frozenset(
-    {
-        *("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"),
-        *("int64", "int32", "int16", "int8", "bool"),
-    }
+WRITTEN_DTYPES = (
+    *("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"),
+    *("int64", "int32", "int16", "int8", "bool"),
 )
 # maximum number of elements of a tensor whose values are stored; larger tensors get random values
 STORED_ELEMENTS = 1 << 20
@@ -424,8 +419,11 @@ def write_folder(trace: Trace, folder: Path, losses: Losses) -> None:
         if _axes(kernel) is not None:
             _write_kernel(kernel, trace, folder)
         else:
+            by_shapes: dict[str, list[Any]] = {}
             for member in kernel.members:
-                _write_kernel(replace(kernel, members=[member]), trace, folder)
+                by_shapes.setdefault(repr(member[1:]), []).append(member)
+            for members in by_shapes.values():
+                _write_kernel(replace(kernel, members=members), trace, folder)
 
 
 def _lost(signature: Signature, count: int) -> Iterator[str]:

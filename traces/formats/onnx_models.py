@@ -25,7 +25,7 @@ from opgrip.traces.formats.building import (
 from opgrip.traces.formats.onnx_operators import REASONS, TABLE, OnnxNode, tensor
 from opgrip.traces.formats.operator_schemas import Bound, NotConverted, bind, schemas_of
 from opgrip.traces.formats.protobuf_files import has_more_fields
-from opgrip.traces.io.foreign_files import ForeignFile, Format, Head, Losses, formats
+from opgrip.traces.io.foreign_files import ForeignFile, Format, Losses, formats
 from opgrip.traces.schema.arguments import TensorSpec, map_leaves, tensors
 from opgrip.traces.schema.json_values import LIMIT
 from opgrip.traces.schema.records import Record, Scope
@@ -70,10 +70,6 @@ _PLAIN = {
     _INTS: (torch.int64, "ints", True),
 }
 _VALUES = ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data")
-
-
-def recognizes(head: Head) -> bool:
-    return FIRST_BYTES.match(head.start) is not None
 
 
 def read(file: ForeignFile) -> Iterator[Record]:
@@ -472,7 +468,7 @@ def _scope(item: Any) -> Scope:
 formats.register("onnx")(
     Format(
         "ONNX models: each node as equivalent aten calls, with shapes inferred by onnx",
-        recognizes,
+        lambda head: FIRST_BYTES.match(head.start) is not None,
         read,
         defaults=(NO_TIMES, NO_VALUES, NO_GRADIENTS, LAYOUT),
     )

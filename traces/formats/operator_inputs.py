@@ -82,12 +82,8 @@ def _counted_lines(file: ForeignFile) -> Iterator[tuple[str, str, int]]:
         match = CALL_LINE.fullmatch(line.strip())
         if match is None:
             if line.strip():
-                file.losses.skip(
-                    op or "?",
-                    f"line {number} is not a call"
-                    if not op
-                    else "a line is neither 'Operator: NAME' nor 'cnt: N, ARGUMENTS'",
-                )
+                unknown = "a line is neither 'Operator: NAME' nor 'cnt: N, ARGUMENTS'"
+                file.losses.skip(op or "?", unknown if op else f"line {number} is not a call")
             continue
         yield op, match[2], int(match[1])
 
@@ -98,15 +94,12 @@ def _records(name: str, file: ForeignFile, rows: Iterator[tuple[str, str, int]])
     for op, text, count in rows:
         calls += count
         file.check(calls, MOST_CALLS, "it counts more than {:,} calls")
-        try:
+        with builder.skipping(op, count):
             args, kwargs = parse_call(text)
             if name == "backendbench":
                 args, kwargs = map_leaves(_unquoted, args), map_leaves(_unquoted, kwargs)
-        except ValueError as error:
-            file.losses.skip(op, str(error), count)
-            continue
-        call = registered(op, args, kwargs, file.losses)
-        builder.add_call(call.op, call.args, call.kwargs, count=count)
+            call = registered(op, args, kwargs, file.losses)
+            builder.add_call(call.op, call.args, call.kwargs, count=count)
         yield from builder.ready()
     yield from builder.end()
 
@@ -116,12 +109,10 @@ def parse_call(text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if len(text) > MOST_TEXT:
         raise ValueError(f"the arguments have more than {MOST_TEXT:,} characters")
     value = parse_literals(text)
-    if not isinstance(value, tuple) or len(value) != 2 or not isinstance(value[0], tuple):
-        raise ValueError(f"expected a tuple and a dictionary of arguments, got {text[:60]!r}")
-    args, kwargs = value
-    if not isinstance(kwargs, dict) or not all(isinstance(name, str) for name in kwargs):
-        raise ValueError(f"expected a tuple and a dictionary of arguments, got {text[:60]!r}")
-    return args, kwargs
+    match value:
+        case (tuple() as args, dict() as kwargs) if all(isinstance(name, str) for name in kwargs):
+            return args, kwargs
+    raise ValueError(f"expected a tuple and a dictionary of arguments, got {text[:60]!r}")
 
 
 def parse_literals(text: str) -> Any:

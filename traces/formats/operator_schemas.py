@@ -161,7 +161,7 @@ def registered(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], losses
     """
     as_named = Bound(name, tuple(args), _with_device(kwargs))
     packet, _, overload = name.rpartition(".")
-    if _is_registered(name) or "." not in packet:
+    if torch_schema(name) is not None or "." not in packet:
         return as_named
     try:
         call = bind(packet, args, as_named.kwargs)
@@ -183,9 +183,7 @@ def _with_device(kwargs: Mapping[str, Any]) -> dict[str, Any]:
     return dict(kwargs)
 
 
-@lru_cache(maxsize=4096)
-def _is_registered(name: str) -> bool:
-    return bool(schemas_of(name))
+torch_schema = lru_cache(maxsize=8192)(schema_named)
 
 
 def schemas_of(name: str) -> list[Any]:
@@ -275,7 +273,7 @@ def arguments_in_order(signature: Signature) -> tuple[str, SchemaText, list[Any]
 
 @lru_cache(maxsize=4096)
 def _schema_with_defaults(op: str) -> tuple[str, SchemaText, dict[str, Any]]:
-    schema = schema_named(op)
+    schema = torch_schema(op)
     text = "" if schema is None else str(schema)
     parsed = parse_schema(text)
     if parsed is None:

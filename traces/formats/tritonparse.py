@@ -74,10 +74,8 @@ def read(file: ForeignFile) -> Iterator[Record]:
                 launches += 1
                 file.check(launches, MOST_LAUNCHES, "it has more than {:,} launches")
                 name = str(event.get("name"))[:200]
-                try:
+                with builder.skipping(name):
                     _add_launch(builder, name, event, sources)
-                except ValueError as error:
-                    file.losses.skip(name, str(error))
                 yield from builder.ready()
     if not launches:
         for source in sources.values():

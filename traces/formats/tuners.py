@@ -410,9 +410,6 @@ MOST_US = 1e9
 QUANTIZED_NAME = re.compile(r"a\d+w\d+")
 NO_DTYPE = "dtypes of tensors: the file has none, so they are bfloat16"
 
-Row = Mapping[str, str]
-Call = tuple[str, list[Any], dict[str, Any]]
-
 
 def recognizes(head: Head) -> bool:
     line = head.start.partition(b"\n")[0].decode(errors="replace")
@@ -442,7 +439,7 @@ def read(file: ForeignFile) -> Iterator[Record]:
     yield from builder.end()
 
 
-def _call(row: Row, file: ForeignFile) -> Call:
+def _call(row: Mapping[str, str], file: ForeignFile) -> tuple[str, list[Any], dict[str, Any]]:
     if "token" in row:
         raise ValueError("a fused mixture of experts, which is not one operator of torch")
     if row.get("q_dtype_w") or QUANTIZED_NAME.match(file.path.name) or row.get("scaleAB") == "True":

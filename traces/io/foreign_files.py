@@ -20,7 +20,7 @@ from opgrip.errors import UserError
 from opgrip.traces.io.json_stream import once
 from opgrip.traces.io.shipped_traces import read_trace_chunks
 from opgrip.traces.schema.json_values import DECOMPRESSED, check_nesting, count_items, refusal
-from opgrip.traces.schema.records import FORMAT, Dropped, Record, listed
+from opgrip.traces.schema.records import FORMAT, Record
 
 HEAD_BYTES = 1 << 16  # number of leading bytes from which the format of a file is detected
 MOST_BYTES = 1 << 30  # maximum decompressed size of a file that is read whole
@@ -59,9 +59,6 @@ class Losses:
         self.counts[what] += 1
         if len(self.calls) < LOST_CALLS:
             self.calls.append((call, op, what))
-
-    def dropped(self) -> list[Dropped]:
-        return listed(self.skipped)
 
     def as_json(self) -> dict[str, Any]:
         return {

@@ -6,7 +6,7 @@ import math
 import random
 import reprlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -14,9 +14,10 @@ import torch
 
 from opgrip.cli.plugins import Registry
 from opgrip.errors import FormatError
+from opgrip.traces.formats.building import tensor_of
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.json_values import NAME_LENGTH, device_name
-from opgrip.traces.schema.tensor_specs import DTYPES, LAYOUTS, MEMORY_FORMATS, contiguous
+from opgrip.traces.schema.tensor_specs import DTYPES, LAYOUTS, MEMORY_FORMATS
 from opgrip.traces.values import ValueModel
 from opgrip.traces.values.exact import Booleans
 from opgrip.traces.values.floats import Floats
@@ -46,16 +47,11 @@ generators: Registry[Generate] = Registry("opgrip.traces.formats.configurations"
 
 # dtypes by the names of the format; torch's own names are accepted too
 DTYPE_OF = {
-    "uint8": torch.uint8,
-    "int8": torch.int8,
-    "int16": torch.int16,
+    **{name: DTYPES[name] for name in ("uint8", "int8", "int16", "float16", "bfloat16", "bool")},
     "int": torch.int32,
     "long": torch.int64,
     "float": torch.float32,
     "double": torch.float64,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "bool": torch.bool,
 }
 DIMENSIONS = 64
 ELEMENTS = 1 << 58
@@ -96,14 +92,8 @@ def _tensor(form: dict[str, Any], draw: ArgumentDraw) -> TensorSpec:
     if type(with_grad) is not bool:
         raise ValueError(f"requires_grad is neither true nor false: {reprlib.repr(with_grad)}")
     model = value_model(dtype, count, bool(shape))
-    return TensorSpec(
-        tuple(shape),
-        contiguous(tuple(shape)),
-        dtype,
-        draw.device,
-        requires_grad=with_grad and (dtype.is_floating_point or dtype.is_complex),
-        values=None if model is None else draw.number_of(model),
-    )
+    tensor = tensor_of(shape, dtype, device=draw.device, requires_grad=with_grad)
+    return replace(tensor, values=None if model is None else draw.number_of(model))
 
 
 @lru_cache(maxsize=1024)

@@ -129,7 +129,8 @@ class MetaRecording:
     def function(self, name: str, arguments: Arguments) -> Iterator[Recorded]:
         with self._running() as watch:
             args, kwargs = on_meta((arguments.args, arguments.kwargs))
-            check_pieces(name, (args, kwargs))
+            if CUTTING.fullmatch(name) and any(type(leaf) is int and leaf > PIECES for leaf in leaves((args, kwargs))):
+                raise ValueError(f"the function splits a tensor into more than {PIECES:,} pieces")
             watch.record = True
             function_names()[name](*args, **kwargs)
         yield from watch.calls
@@ -218,11 +219,6 @@ class _Watch(TorchDispatchMode):
         )
 
 
-def check_pieces(name: str, arguments: Any) -> None:
-    if CUTTING.fullmatch(name) and any(type(leaf) is int and leaf > PIECES for leaf in leaves(arguments)):
-        raise ValueError(f"the function splits a tensor into more than {PIECES:,} pieces")
-
-
 def _has_memory(function: Any, tree: Any, tensors: Iterable[torch.Tensor]) -> bool:
     if any(not tensor.is_meta for tensor in tensors):
         return True
@@ -274,10 +270,6 @@ def module_names() -> Mapping[str, Callable[..., nn.Module]]:
         if isinstance(item, type) and issubclass(item, nn.Module) and item.__module__.startswith("torch.nn.modules.")
     }
     return {**classes, **MODELS}
-
-
-def is_function(name: str) -> bool:
-    return name.startswith("torch.") and name in function_names()
 
 
 @lru_cache

@@ -14,7 +14,7 @@ import json
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, Any
@@ -40,7 +40,7 @@ from opgrip.traces.formats.configurations.iterators import (
     combinations,
     iterators,
 )
-from opgrip.traces.formats.configurations.modules import MetaRecording, Recorded, is_function, module_names
+from opgrip.traces.formats.configurations.modules import MetaRecording, Recorded, function_names, module_names
 from opgrip.traces.formats.operator_schemas import (
     CODE_OF_VALUE,
     DTYPE_OF_CODE,
@@ -114,10 +114,6 @@ def _entries(form: Any, expand: Expand) -> ValueChoices:
             return SectionEntry(choices.at(index), weight, repeats)
 
     return ValueChoices(choices.count, at)
-
-
-def plan_of(operators: Mapping[str, Any], losses: Losses) -> ValueChoices:
-    return chain([part for op, info in operators.items() for part in _made(op, losses, _cases_of, op, info, losses)])
 
 
 def _made(op: str, losses: Losses, make: Callable[..., ValueChoices], *args: Any) -> list[ValueChoices]:
@@ -200,7 +196,8 @@ def recognizes(head: Head) -> bool:
 
 def read(file: ForeignFile) -> Iterator[Record]:
     operators, device = _operators_of(file)
-    cases = plan_of(operators, file.losses)
+    losses = file.losses
+    cases = chain([case for op, info in operators.items() for case in _made(op, losses, _cases_of, op, info, losses)])
     indices = file.indices(cases.count, MOST_CASES)
     builder = RecordBuilder(NAME, file.losses, {"cases": cases.count})
     recording = MetaRecording(device, file.unbounded)
@@ -212,7 +209,12 @@ def read(file: ForeignFile) -> Iterator[Record]:
             file.losses.skip(error.op, str(error))
             continue
         weight += case.build.weight + case.input.weight
-        case_calls = _calls_of(case, ArgumentDraw(random.Random(index), device, builder.add_values), recording, file)
+        draw = ArgumentDraw(random.Random(index), device, builder.add_values)
+        case_calls: list[Recorded] = []
+        with builder.skipping(case.op, case.input.repeats):
+            build = None if case.build.form is None else _arguments(case.build, case.build_generator, draw)
+            arguments = _arguments(case.input, case.input_generator, draw)
+            case_calls += calls_of(case.op, build, arguments, recording)
         calls += case.input.repeats * len(case_calls)
         if (weight > MOST_VALUES or calls > MOST_CALLS) and not file.unbounded:
             raise file.refusal(f"its cases have more than {MOST_VALUES:,} arguments, or {MOST_CALLS:,} calls")
@@ -223,18 +225,6 @@ def read(file: ForeignFile) -> Iterator[Record]:
             builder.add_call(call.op, call.args, call.kwargs, count=case.input.repeats, scope=scope, number=number)
         yield from builder.ready()
     yield from builder.end()
-
-
-def _calls_of(
-    case: ConfigurationCase, draw: ArgumentDraw, recording: MetaRecording, file: ForeignFile
-) -> list[Recorded]:
-    try:
-        build = None if case.build.form is None else _arguments(case.build, case.build_generator, draw)
-        arguments = _arguments(case.input, case.input_generator, draw)
-        return list(calls_of(case.op, build, arguments, recording))
-    except ValueError as error:
-        file.losses.skip(case.op, str(error), case.input.repeats)
-        return []
 
 
 def _arguments(entry: SectionEntry, generate: Generate, draw: ArgumentDraw) -> Arguments:
@@ -281,7 +271,7 @@ def calls_of(name: str, build: Arguments | None, arguments: Arguments, recording
     try:
         yield _call(_with_types(bind(operator, arguments.args, arguments.kwargs)))
     except NotConverted:
-        if not is_function(name):
+        if not name.startswith("torch.") or name not in function_names():
             raise
         yield from recording.function(name, arguments)
 

@@ -7,7 +7,6 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import chain, repeat
 from typing import Any
 
@@ -27,7 +26,6 @@ from opgrip.traces.formats.execution_trace.nodes import (
     Tree,
     is_composite,
     is_label,
-    make_tree,
 )
 from opgrip.traces.formats.operator_schemas import (
     DTYPE_OF_ELEMENT,
@@ -37,12 +35,12 @@ from opgrip.traces.formats.operator_schemas import (
     parse_schema,
     pieces,
     registered,
+    torch_schema,
     without_defaults,
 )
 from opgrip.traces.io.foreign_files import Losses
 from opgrip.traces.schema.arguments import Opaque, TensorSpec, tensors, with_numbers
 from opgrip.traces.schema.json_values import LIMIT, check_nesting, device_name, sizes
-from opgrip.traces.schema.operator_arguments import schema_named
 from opgrip.traces.schema.records import NO_STORAGE, Record, Scope
 from opgrip.traces.schema.tensor_specs import DTYPES, contiguous
 from opgrip.traces.table.profiler_labels import MARK_ENTER, MARK_EXIT
@@ -54,11 +52,9 @@ NO_STRIDES = "strides: files before schema 1.1.1 have only the strides of views,
 PLACEHOLDER = re.compile(r"<(\w+)>")
 LIST = re.compile(r"(GenericList|Tuple)\[(.*)\]", re.DOTALL)
 TENSOR = re.compile(r"Tensor\((.*)\)", re.DOTALL)
-DEFAULT_DEVICE = "cpu"
 NO_NUMBERS = "numbers in place of tensors: the file has them as tensors without dimensions, without their values"
 NO_GENERATORS = "generators: the file does not have them, so calls use the default one"
 NO_PARENTS = "nesting: {} without a parent node in the file, so calls inside other calls may be counted, too"
-DEFAULTS = (NO_NUMBERS, NO_GENERATORS)
 MOST_LABEL = 1 << 16  # maximum number of characters of a label
 
 
@@ -143,7 +139,7 @@ class PortValues:
         steps = self._known_strides.of(value, dimensions) if stride is None else sizes(stride)
         if len(steps) != len(dimensions):
             raise FormatError(f"a tensor has {len(dimensions)} dimensions and {len(steps)} strides")
-        device = device_name(value[5]) if len(value) == 6 and value[5] else DEFAULT_DEVICE
+        device = device_name(value[5]) if len(value) == 6 and value[5] else "cpu"
         storage = whole(value[1])
         self.storages.append(storage)
         self.identities.append(whole(value[0]))
@@ -223,7 +219,10 @@ class NodeStorages:
 def calls_of(
     name: str, facts: Mapping[str, Any], nodes: Callable[[], Iterable[Node]], losses: Losses
 ) -> Iterator[Record]:
-    tree = make_tree(nodes())
+    tree = Tree()
+    for node in nodes():
+        tree.add(node)
+    tree.close()
     reader = _Reader(name, facts, tree, losses)
     for node in nodes():
         reader.take(node)
@@ -237,7 +236,8 @@ class _Reader:
         self._losses = losses
         self._memory = NodeStorages()
         self._strides = KnownStrides()
-        defaults = [*DEFAULTS, *([] if tree.is_timed else [NO_TIMES]), *([] if tree.has_strides else [NO_STRIDES])]
+        defaults = [NO_NUMBERS, NO_GENERATORS]
+        defaults += ([] if tree.is_timed else [NO_TIMES]) + ([] if tree.has_strides else [NO_STRIDES])
         if tree.without_parent:
             defaults.append(NO_PARENTS.format(counted(tree.without_parent, "operator")))
         losses.defaults += [text for text in defaults if text not in losses.defaults]
@@ -279,7 +279,7 @@ class _Reader:
             return
         results = PortValues(node.outputs, (), self._strides)
         if is_composite(node.schema) and (
-            self._tree.has_nodes_inside(node.number) or set(results.storages) <= set(inputs.storages)
+            node.number in self._tree.parents or set(results.storages) <= set(inputs.storages)
         ):
             return
         self._add_call(node, schema, surroundings, inputs, results)
@@ -287,8 +287,14 @@ class _Reader:
     def _add_call(
         self, node: Node, schema: SchemaText, surroundings: NodeScope, inputs: PortValues, results: PortValues
     ) -> None:
-        args, kwargs = as_called(schema, with_numbers(inputs.items, self._value_numbers(node, inputs)))
-        args, kwargs, outputs, _ = split(args, kwargs, _returned(schema, results.items))
+        items = with_numbers(inputs.items, self._value_numbers(node, inputs))
+        pairs = list(zip(schema.parameters, items, strict=False))
+        args = tuple(item for parameter, item in pairs if not parameter.is_named)
+        kwargs = {parameter.name: item for parameter, item in pairs if parameter.is_named}
+        call = without_defaults(Bound(schema.op, args, kwargs), torch_schema(schema.op))
+        is_single = len(schema.are_aliases) == len(results.items) == 1
+        returned = results.items[0] if is_single else tuple(results.items) or None
+        args, kwargs, outputs, _ = split(call.args, call.kwargs, returned)
         call = registered(schema.op, args, kwargs, self._losses)
         argument_storages = [
             # a tensor without dimensions may represent a number of Python
@@ -336,23 +342,6 @@ class _Reader:
         end_ns = self._tree.end_ns(node.number)
         opened = (Opaque("profiler._RecordFunction"),)
         self.builder.add_call(MARK_EXIT, opened, None, None, scope=scope, thread=thread, start_ns=end_ns)
-
-
-def as_called(schema: SchemaText, items: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    pairs = list(zip(schema.parameters, items, strict=False))
-    args = tuple(item for parameter, item in pairs if not parameter.is_named)
-    kwargs = {parameter.name: item for parameter, item in pairs if parameter.is_named}
-    call = without_defaults(Bound(schema.op, args, kwargs), _torch_schema(schema.op))
-    return call.args, call.kwargs
-
-
-_torch_schema = lru_cache(maxsize=4096)(schema_named)
-
-
-def _returned(schema: SchemaText, items: list[Any]) -> Any:
-    if len(schema.are_aliases) == 1 and len(items) == 1:
-        return items[0]
-    return tuple(items) if items else None
 
 
 def _first(port: Port) -> tuple[Any, Any]:

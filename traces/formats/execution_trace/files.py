@@ -21,7 +21,7 @@ from opgrip.traces.analysis.dataflow import make_graph
 from opgrip.traces.formats.building import NO_GRADIENTS, NO_VALUES, RecordBuilder
 from opgrip.traces.formats.execution_trace.calls import calls_of
 from opgrip.traces.formats.execution_trace.nodes import FUNCTION_SCOPE, ROOT, ROOTS, Node, Port
-from opgrip.traces.formats.execution_trace.writing import steps_of
+from opgrip.traces.formats.execution_trace.writing import NodeWriter
 from opgrip.traces.formats.operator_inputs import parse_literals
 from opgrip.traces.formats.operator_schemas import OPERATOR_NAME
 from opgrip.traces.formats.protobuf_files import (
@@ -161,12 +161,12 @@ def parse_list(text: str) -> list[Any]:
     if len(text) > MOST_TEXT:
         raise FormatError(f"the text of a list has more than {MOST_TEXT:,} characters")
     try:
-        value = _with_lists(parse_literals(text.strip() or "[]"))
+        value = parse_literals(text.strip() or "[]")
+        if not isinstance(value, list | tuple):
+            raise ValueError("it is not a list")
     except ValueError as error:
         raise FormatError(f"expected a list as Python writes it, got {text[:60]!r}") from error
-    if not isinstance(value, list):
-        raise FormatError(f"expected a list as Python writes it, got {text[:60]!r}")
-    return value
+    return [_with_lists(item) for item in value]
 
 
 def _with_lists(value: Any) -> Any:
@@ -219,16 +219,10 @@ START = re.compile(rb'\s*\{(?=[^{\[]{0,400}"schema"\s*:\s*"\d+\.\d+\.\d+)(?=[^{\
 def read_torch(file: ForeignFile) -> Iterator[Record]:
     facts: dict[str, Any] = {}
     cuts: list[str] = []
-    yield from calls_of(TORCH, facts, _nodes_of(file, facts, cuts), file.losses)
-    if cuts:
-        raise Damage(cuts[0])
-
-
-def _nodes_of(file: ForeignFile, facts: dict[str, Any], cuts: list[str]) -> Callable[[], Iterable[Node]]:
     counted = _NodesRead(file)
+    repair = Repair("id", lambda reason, count: counted.skip(f"a node is not JSON: {reason}", count))
 
     def nodes() -> Iterator[Node]:
-        repair = Repair("id", lambda reason, count: counted.skip(f"a node is not JSON: {reason}", count))
         with counted.reading(cuts):
             for name, value in members(file.chunks(cuts), "nodes", file.unbounded, repair=repair):
                 if name != "nodes":
@@ -236,7 +230,9 @@ def _nodes_of(file: ForeignFile, facts: dict[str, Any], cuts: list[str]) -> Call
                 elif (node := counted.read(value)) is not None:
                     yield node
 
-    return nodes
+    yield from calls_of(TORCH, facts, nodes, file.losses)
+    if cuts:
+        raise Damage(cuts[0])
 
 
 def write_torch(trace: Trace, file: IO[bytes], losses: Losses) -> None:
@@ -249,8 +245,8 @@ def write_torch(trace: Trace, file: IO[bytes], losses: Losses) -> None:
     }
     file.write(f'{json.dumps(head)[:-1]}, "nodes": [\n'.encode())
     separator = b""
-    for step in steps_of(trace, losses):
-        file.write(separator + json.dumps(_node_to_json(step.node)).encode())
+    for node, _ in NodeWriter(trace, losses).steps():
+        file.write(separator + json.dumps(_node_to_json(node)).encode())
         separator = b",\n"
     ends = trace.calls["start_ns"] + trace.calls["duration_ns"]
     # in ms, as torch counts
@@ -448,12 +444,11 @@ def write_chakra(trace: Trace, file: IO[bytes], losses: Losses) -> None:
     graph = make_graph(trace)
     node_of_call: dict[int, int] = {}
     last_of_thread: dict[int, int] = {}
-    for step in steps_of(trace, losses):
-        node = step.node
+    for node, call in NodeWriter(trace, losses).steps():
         before = last_of_thread.get(node.thread)
-        entry = None if step.call is None else graph.steps.get(step.call)
+        entry = None if call is None else graph.steps.get(call)
         # the calls that created or last wrote the memory of the call's arguments
-        after = {node_of_call[call] for call in (entry.after if entry else ()) if call in node_of_call}
+        after = {node_of_call[number] for number in (entry.after if entry else ()) if number in node_of_call}
         if node.stream is not None:
             after = {node.parent}
         elif before is not None:
@@ -461,8 +456,8 @@ def write_chakra(trace: Trace, file: IO[bytes], losses: Losses) -> None:
         file.write(with_length(_message_of(node, sorted(after), classes["Node"]).SerializeToString()))
         if node.stream is None and node.number != ROOT:
             last_of_thread[node.thread] = node.number
-        if step.call is not None:
-            node_of_call[step.call] = node.number
+        if call is not None:
+            node_of_call[call] = node.number
 
 
 def _message_of(node: Node, after: Iterable[int], message_class: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -133,7 +132,7 @@ class Tree:
     _device_us: dict[int, float] = field(default_factory=dict)
     _before_us: dict[int, float] = field(default_factory=dict)
     _first_us: float = 0.0
-    _parents: set[int] = field(default_factory=set)
+    parents: set[int] = field(default_factory=set)
     _roots: set[int] = field(default_factory=set)
     _backward_threads: set[int] = field(default_factory=set)
 
@@ -143,13 +142,14 @@ class Tree:
         names = (module[1], module[2] or "") if module else None
         is_kernel = node.stream is not None
         times = (node.start_us, node.own_us or 0.0, is_kernel)
-        self._entries[node.number] = _Entry(node.parent, is_call(node), phase, names, node.thread, *times)
+        is_call = bool(node.schema) and not node.backend and not is_composite(node.schema)
+        self._entries[node.number] = _Entry(node.parent, is_call, phase, names, node.thread, *times)
         self.is_timed |= node.own_us is not None
         self.has_strides |= bool(node.inputs.strides)
         if node.parent != node.number:
-            self._parents.add(node.parent)
+            self.parents.add(node.parent)
         self.without_parent += bool(node.schema) and not node.parent
-        if is_thread(node):
+        if node.name in THREADS:
             self._roots.add(node.number)
 
     def close(self) -> None:
@@ -199,9 +199,6 @@ class Tree:
         last = self.last_inside(number)
         return max(self.span(number).end_ns, self.span(last).end_ns + 1)
 
-    def has_nodes_inside(self, number: int) -> bool:
-        return number in self._parents
-
     def last_inside(self, number: int) -> int:
         return self._last_inside.get(number, number)
 
@@ -231,16 +228,8 @@ class Tree:
         return f"{name} {number}"
 
 
-def is_call(node: Node) -> bool:
-    return bool(node.schema) and not node.backend and not is_composite(node.schema)
-
-
 def is_label(node: Node) -> bool:
     return node.scope == USER_SCOPE and not node.schema and node.name not in (*ROOTS, OPTIMIZER_STEP)
-
-
-def is_thread(node: Node) -> bool:
-    return node.name in THREADS
 
 
 def is_composite(schema: str) -> bool:
@@ -262,11 +251,3 @@ def _phase_of(node: Node) -> str | None:
     if node.scope == BACKWARD_SCOPE or node.name.startswith(BACKWARD_LABEL):
         return BACKWARD
     return OPTIMIZER if node.name.startswith(OPTIMIZER_LABEL) else None
-
-
-def make_tree(nodes: Iterable[Node]) -> Tree:
-    tree = Tree()
-    for node in nodes:
-        tree.add(node)
-    tree.close()
-    return tree

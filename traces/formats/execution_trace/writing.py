@@ -44,11 +44,8 @@ from opgrip.traces.values.integers import Integers
 from opgrip.traces.values.order import Permutation
 from opgrip.traces.values.progression import Offsets, Progression
 
-
-@dataclass(frozen=True, slots=True)
-class NodeStep:
-    node: Node
-    call: int | None = None
+# a node of the written file, and the index of its call in the trace's table; None for a node that is no call
+NodeStep = tuple[Node, int | None]
 
 
 @dataclass(slots=True)
@@ -64,11 +61,7 @@ class _OpenNodes:
         return self.labels[-1][0] if self.labels else self.root
 
 
-def steps_of(trace: Trace, losses: Losses) -> Iterator[NodeStep]:
-    return _Writer(trace, losses).steps()
-
-
-class _Writer:
+class NodeWriter:
     def __init__(self, trace: Trace, losses: Losses) -> None:
         self._trace = trace
         self._losses = losses
@@ -87,7 +80,7 @@ class _Writer:
         self._first_ns = int(trace.calls["start_ns"].min()) if len(trace.calls) else 0
 
     def steps(self) -> Iterator[NodeStep]:
-        yield NodeStep(Node(ROOT, PROCESS, ROOT, scope=USER_SCOPE))
+        yield Node(ROOT, PROCESS, ROOT, scope=USER_SCOPE), None
         row: Any
         for row in self._trace.calls.itertuples():
             yield from self._call(row, self._signatures[int(row.signature)])
@@ -96,7 +89,7 @@ class _Writer:
         key = (row.process, str(row.thread))
         if key not in self._open_nodes:
             opened = self._open_nodes[key] = _OpenNodes(len(self._open_nodes) + 1, self._numbers.new())
-            yield NodeStep(Node(opened.root, THREAD, ROOT, scope=USER_SCOPE, thread=opened.thread))
+            yield Node(opened.root, THREAD, ROOT, scope=USER_SCOPE, thread=opened.thread), None
         opened = self._open_nodes[key]
         if is_mark(signature.op):
             yield from self._mark(opened, row, signature)
@@ -114,13 +107,13 @@ class _Writer:
         own_us = int(row.duration_ns) / 1e3 if self._is_timed else None
         node = replace(node, number=self._numbers.new(), parent=opened.around, thread=opened.thread)
         node = replace(node, start_us=start_us, own_us=own_us)
-        yield NodeStep(node, row.Index)
+        yield node, row.Index
         if self._is_timed and row.device_ns == row.device_ns:
             kernel = self._kernels.get(signature.number, f"kernels of {signature.op}")
             stream = int(row.stream) if isinstance(row.stream, int) else 0
             number = self._numbers.new()
             on_device = Node(number, kernel, node.number, thread=opened.thread, stream=stream)
-            yield NodeStep(replace(on_device, start_us=start_us, own_us=float(row.device_ns) / 1e3))
+            yield replace(on_device, start_us=start_us, own_us=float(row.device_ns) / 1e3), None
 
     def _mark(self, opened: _OpenNodes, row: Any, signature: Signature) -> Iterator[NodeStep]:
         if signature.op.startswith(ENTER):
@@ -142,7 +135,7 @@ class _Writer:
     def _open_label(self, opened: _OpenNodes, row: Any, name: str) -> NodeStep:
         node = Node(self._numbers.new(), name, opened.innermost, scope=USER_SCOPE, thread=opened.thread)
         opened.labels.append((node.number, name))
-        return NodeStep(replace(node, start_us=self._start_us(row), own_us=0.0 if self._is_timed else None))
+        return replace(node, start_us=self._start_us(row), own_us=0.0 if self._is_timed else None), None
 
     def _start_us(self, row: Any) -> float | None:
         return (int(row.start_ns) - self._first_ns) / 1e3 if self._is_timed else None
@@ -161,7 +154,7 @@ class _Writer:
             labels.append((f"{MODULE_LABEL}{module} ({module_type})", FUNCTION_SCOPE))
         for name, scope in labels:
             number = self._numbers.new()
-            yield NodeStep(Node(number, name, opened.around, scope=scope, thread=opened.thread))
+            yield Node(number, name, opened.around, scope=scope, thread=opened.thread), None
             opened.around = number
 
     def _node(self, row: Any, signature: Signature) -> Node:

@@ -13,6 +13,7 @@ import torch
 from optional import optional
 from programs import SHIPPED_TRACES, run_command, succeed
 
+from opgrip import Capture
 from opgrip.errors import FormatError, UserError
 from opgrip.replay import replay
 from opgrip.traces import Trace, TraceReader, load
@@ -98,6 +99,24 @@ def test_definition_is_called_with_the_workloads_of_its_folder(tmp_path: Path) -
     assert [item.args[0].shape for item in load(path).signatures] == [(5, 32), (6, 32)]
     (tmp_path / "workloads" / "gemm_n64_k32.jsonl").unlink()
     assert skipped(path) == {"the workload has no size for the axis M"}
+
+
+def test_calls_that_differ_in_strides_are_workloads_of_one_definition(tmp_path: Path) -> None:
+    with Capture(tmp_path / "step.jsonl"):
+        for step, mask in (
+            (1, [True, True, True, False]),
+            (2, [True, True, True, False]),
+            (3, [True, True, False, False]),
+        ):
+            torch.arange(4.0 * step)[::step][torch.tensor(mask)]
+    trace = load(tmp_path / "step.jsonl")
+    (tmp_path / "set").mkdir()
+    written = formats.get("flashinfer")
+    assert written is not None
+    assert written.write_folder is not None
+    written.write_folder(trace, tmp_path / "set", Losses())
+    again = load(tmp_path / "set")
+    assert list(again.calls["op"]).count("aten.index.Tensor") == 3
 
 
 def test_stored_values_are_restored(tmp_path: Path) -> None:
