@@ -99,13 +99,10 @@ class CellTensor:
     dtype: torch.dtype
     data: tuple[float, ...] | None = None
 
-    @property
-    def model(self) -> ValueModel | None:
-        if self.data is None:
-            return None
-        return fit_values(torch.tensor(self.data, dtype=self.dtype).reshape(self.shape))
-
-    def spec(self, values: int | None = None) -> TensorSpec:
+    def spec(self, add_values: Callable[[ValueModel], int]) -> TensorSpec:
+        data = None if self.data is None else torch.tensor(self.data, dtype=self.dtype).reshape(self.shape)
+        model = None if data is None else fit_values(data)
+        values = None if model is None else add_values(model)
         return TensorSpec(self.shape, contiguous(self.shape), self.dtype, "cpu", values=values)
 
 
@@ -260,13 +257,15 @@ FUNCTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 
 
-def calls_of_row(name: str, row: dict[str, Any], recording: MetaRecording) -> list[Recorded]:
+def calls_of_row(
+    name: str, row: dict[str, Any], recording: MetaRecording, add_values: Callable[[ValueModel], int]
+) -> list[Recorded]:
     function, tensors = FUNCTIONS[name]
     arguments: dict[str, Any] = {}
     for column, cell in row.items():
         argument = column.removesuffix("_size")
         if argument in tensors:
-            arguments[argument] = None if is_missing(cell) else _tensor(cell, argument, Reading()).spec()
+            arguments[argument] = None if is_missing(cell) else _tensor(cell, argument, Reading()).spec(add_values)
         elif not is_missing(cell):
             value = single(cell)
             if not isinstance(value, bool | int | float):
@@ -431,9 +430,7 @@ Call = tuple[str, list[Any], dict[str, Any]]
 
 
 def recognizes(head: Head) -> bool:
-    if is_csv(head):
-        return True
-    return START.match(head.start) is not None and head.start.count(b"{") == 1
+    return is_csv(head) or (START.match(head.start) is not None and head.start.count(b"{") == 1)
 
 
 def is_csv(head: Head) -> bool:
@@ -455,15 +452,14 @@ def read(file: ForeignFile) -> Iterator[Record]:
             case list():
                 return [argument(item) for item in value]
             case CellTensor():
-                model = value.model
-                return value.spec(None if model is None else builder.add_values(model))
+                return value.spec(builder.add_values)
         return value
 
     for row in rows:
         scope = Scope(0, row.network, "", "forward")
         with builder.skipping(name, row.count):
             if name in FUNCTIONS:
-                calls = calls_of_row(name, row.cells, recording)
+                calls = calls_of_row(name, row.cells, recording, builder.add_values)
             else:
                 op, args, kwargs = call_of(name, row.cells)
                 calls = [Recorded(op, tuple(map(argument, args)), {key: argument(kwargs[key]) for key in kwargs})]

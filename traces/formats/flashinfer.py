@@ -409,10 +409,7 @@ def write_folder(trace: Trace, folder: Path, losses: Losses) -> None:
     for signature, kernel, calls in converted(trace, losses, _kernel):
         _, inputs, outputs = kernel.members[0]
         key = f"{kernel.reference} {kernel.inputs} {kernel.outputs} {list(map(len, (*inputs, *outputs)))}"
-        if key in kernels:
-            kernels[key].members.extend(kernel.members)
-        else:
-            kernels[key] = kernel
+        kernels.setdefault(key, replace(kernel, members=[])).members.extend(kernel.members)
         for what in _lost(signature, len(calls)):
             losses.lose(int(calls.index[0]), signature.op, what)
     for kernel in kernels.values():

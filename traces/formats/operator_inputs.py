@@ -78,14 +78,11 @@ def _counted_lines(file: ForeignFile) -> Iterator[tuple[str, str, int]]:
     for number, line in enumerate(file.lines(), 1):
         if named := OPERATOR_LINE.fullmatch(line.strip()):
             op = named[1]
-            continue
-        match = CALL_LINE.fullmatch(line.strip())
-        if match is None:
-            if line.strip():
-                unknown = "a line is neither 'Operator: NAME' nor 'cnt: N, ARGUMENTS'"
-                file.losses.skip(op or "?", unknown if op else f"line {number} is not a call")
-            continue
-        yield op, match[2], int(match[1])
+        elif counted := CALL_LINE.fullmatch(line.strip()):
+            yield op, counted[2], int(counted[1])
+        elif line.strip():
+            unknown = "a line is neither 'Operator: NAME' nor 'cnt: N, ARGUMENTS'"
+            file.losses.skip(op or "?", unknown if op else f"line {number} is not a call")
 
 
 def _records(name: str, file: ForeignFile, rows: Iterator[tuple[str, str, int]]) -> Iterator[Record]:

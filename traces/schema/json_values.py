@@ -192,7 +192,7 @@ class SizeMeter:
 
     def check_pending(self, length: int) -> None:
         if length > LINE_BYTES:
-            raise self.refusal(f"a line is longer than {LINE_BYTES >> 20} MB")
+            raise refusal(self._path, f"a line is longer than {LINE_BYTES >> 20} MB")
 
     def check_line(self, line: bytes) -> None:
         self.check_pending(len(line))
@@ -202,20 +202,17 @@ class SizeMeter:
             return
         items = count_items(line)
         if items > LINE_ITEMS:
-            raise self.refusal(f"a line holds more than {LINE_ITEMS:,} values")
+            raise refusal(self._path, f"a line holds more than {LINE_ITEMS:,} values")
         if packed_bytes is not None:
             for allowance, amount in ((DECOMPRESSED, len(line) + 1), (RECORDS, 1), (ITEMS, items)):
                 self._totals[allowance] += amount
                 if self._totals[allowance] > allowance.of(packed_bytes):
-                    limit = allowance.of(packed_bytes)
-                    raise self.refusal(f"its {packed_bytes:,} bytes decompress to more than {limit:,} {allowance.what}")
+                    limit = f"{allowance.of(packed_bytes):,} {allowance.what}"
+                    raise refusal(self._path, f"its {packed_bytes:,} bytes decompress to more than {limit}")
 
     def check_unknown(self, count: int) -> None:
         if count > UNKNOWN_RECORDS:
-            raise self.refusal(f"more than {UNKNOWN_RECORDS:,} of its records have unknown types")
-
-    def refusal(self, reason: str) -> UserError:
-        return refusal(self._path, reason)
+            raise refusal(self._path, f"more than {UNKNOWN_RECORDS:,} of its records have unknown types")
 
 
 def refusal(path: Path, reason: str) -> UserError:

@@ -189,9 +189,8 @@ DEVICE = "devices of tensors: the file names them only in run_options, so they a
 
 
 def recognizes(head: Head) -> bool:
-    if not head.start.lstrip().startswith(b"{"):
-        return False
-    return any(pattern.search(head.start) for pattern in (GENERATORS, SECTIONS, ONE_OPERATOR))
+    is_object = head.start.lstrip().startswith(b"{")
+    return is_object and any(pattern.search(head.start) for pattern in (GENERATORS, SECTIONS, ONE_OPERATOR))
 
 
 def read(file: ForeignFile) -> Iterator[Record]:

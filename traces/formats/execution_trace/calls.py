@@ -18,14 +18,16 @@ from opgrip.traces.formats.building import NO_TIMES, RecordBuilder, split
 from opgrip.traces.formats.execution_trace.nodes import (
     NONE,
     NUMBERS,
+    OPTIMIZER_STEP,
+    ROOTS,
     UNDEFINED,
+    USER_SCOPE,
     Node,
     NodeScope,
     Port,
     Range,
     Tree,
     is_composite,
-    is_label,
 )
 from opgrip.traces.formats.operator_schemas import (
     DTYPE_OF_ELEMENT,
@@ -250,7 +252,7 @@ class _Reader:
         elif not surroundings.is_inside:
             if node.backend:
                 self._losses.skip(node.name[:200], "a kernel made by torch.compile")
-            elif is_label(node):
+            elif node.scope == USER_SCOPE and node.name not in (*ROOTS, OPTIMIZER_STEP):
                 self._add_label(node, surroundings)
 
     def _take_operator(self, node: Node, surroundings: NodeScope) -> None:

@@ -228,10 +228,6 @@ class Tree:
         return f"{name} {number}"
 
 
-def is_label(node: Node) -> bool:
-    return node.scope == USER_SCOPE and not node.schema and node.name not in (*ROOTS, OPTIMIZER_STEP)
-
-
 def is_composite(schema: str) -> bool:
     """Return True if the dispatcher runs other operators in place of the operator with this schema."""
     text = parse_schema(schema)
