@@ -77,7 +77,7 @@ def bind_inputs(name: str, inputs: EventInputs, device: str) -> Bound:
         except ValueError as error:
             reasons.append(str(error))
             continue
-        return _on_device(without_defaults(bound, schema), parameters, device)
+        return _on_device(without_defaults(bound), parameters, device)
     sorted_reasons = sorted(reasons, key=lambda reason: (not reason.startswith("the file"), "has only" in reason))
     raise NotConverted(sorted_reasons[0] if sorted_reasons else "no overload takes this number of arguments")
 

@@ -105,7 +105,10 @@ def parse_call(text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the positional and named arguments of a call from a text such as `((T([2, 3], f32), 1), {'alpha': 2})`."""
     if len(text) > MOST_TEXT:
         raise ValueError(f"the arguments have more than {MOST_TEXT:,} characters")
-    value = parse_literals(text)
+    with warnings.catch_warnings():
+        # Python warns about numbers that run into words; they are reported like everything that cannot be read
+        warnings.simplefilter("ignore")
+        value = parse_literals(text)
     match value:
         case (tuple() as args, dict() as kwargs) if all(isinstance(name, str) for name in kwargs):
             return args, kwargs
@@ -114,10 +117,7 @@ def parse_call(text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 def parse_literals(text: str) -> Any:
     try:
-        with warnings.catch_warnings():
-            # Python warns about numbers that run into words; they are reported like everything that cannot be read
-            warnings.simplefilter("ignore")
-            return literal(ast.parse(text, mode="eval").body)
+        return literal(ast.parse(text, mode="eval").body)
     except (SyntaxError, RecursionError, MemoryError, TypeError, KeyError) as error:
         raise ValueError(f"the arguments are not written as Python literals: {text[:60]!r}") from error
 

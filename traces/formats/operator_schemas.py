@@ -282,31 +282,34 @@ def _schema_with_defaults(op: str) -> tuple[str, SchemaText, dict[str, Any]]:
     return text, parsed, defaults
 
 
-def without_defaults(bound: Bound, schema: Any) -> Bound:
-    """Return a call without arguments that equal their defaults, if these are named or come last.
-
-    schema : torch's schema of the operator; None if it has none
-    """
-    if schema is None:
-        return bound
-    parameters = {item.name: item for item in schema.arguments}
-    kwargs = {name: value for name, value in bound.kwargs.items() if not _is_default(parameters.get(name), value)}
-    args, positional = list(bound.args), schema.arguments[: len(bound.args)]
-    while args and len(args) <= len(positional) and _is_default(positional[len(args) - 1], args[-1]):
+def without_defaults(bound: Bound) -> Bound:
+    """Return a call without arguments that equal their defaults, if these are named or come last."""
+    defaults = _typed_defaults(bound.op)
+    kwargs = {name: value for name, value in bound.kwargs.items() if not _is_default(value, defaults.get(name))}
+    args, positional = list(bound.args), list(defaults.values())
+    while args and len(args) <= len(positional) and _is_default(args[-1], positional[len(args) - 1]):
         args.pop()
     return Bound(bound.op, tuple(args), kwargs)
 
 
-def _is_default(parameter: Any, value: Any) -> bool:
-    if parameter is None or not parameter.has_default_value() or isinstance(value, TensorSpec):
+@lru_cache(maxsize=8192)
+def _typed_defaults(op: str) -> dict[str, Any]:
+    defaults: dict[str, Any] = {}
+    for parameter in getattr(torch_schema(op), "arguments", ()):
+        default = parameter.default_value if parameter.has_default_value() else None
+        if isinstance(default, list) and parameter.N and len(default) == 1:
+            default = default * parameter.N
+        defaults[parameter.name] = _with_type(default) if parameter.has_default_value() else None
+    return defaults
+
+
+def _is_default(value: Any, typed_default: Any) -> bool:
+    if typed_default is None or isinstance(value, TensorSpec):
         return False
-    default = parameter.default_value
-    if isinstance(default, list) and isinstance(value, list) and parameter.N and len(default) == 1:
-        default = default * parameter.N
     if isinstance(value, torch.dtype | torch.layout | torch.memory_format):
         # schemas have their codes
-        value = CODE_OF_VALUE.get(value)
-    return bool(_with_type(default) == _with_type(value))
+        value = CODE_OF_VALUE.get(value, value)
+    return bool(_with_type(value) == typed_default)
 
 
 def _with_type(value: Any) -> Any:

@@ -59,7 +59,6 @@ from opgrip.traces.formats.operator_schemas import (
 from opgrip.traces.io.foreign_files import ForeignFile, Format, Head, Losses, formats
 from opgrip.traces.schema.arguments import TensorSpec, tensors
 from opgrip.traces.schema.json_values import device_name
-from opgrip.traces.schema.operator_arguments import schema_named
 from opgrip.traces.schema.records import Record, Scope, Signature
 from opgrip.traces.schema.tensor_specs import contiguous
 from opgrip.traces.table.trace import Trace
@@ -306,7 +305,7 @@ def _bind_by_text(schema: SchemaText, arguments: Arguments) -> Bound:
             bound = bind(schema.name.partition(".")[0], arguments.args, arguments.kwargs)
         except NotConverted:
             raise first from None
-    return without_defaults(_with_types(bound), schema_named(bound.op))
+    return without_defaults(_with_types(bound))
 
 
 def _with_types(bound: Bound) -> Bound:

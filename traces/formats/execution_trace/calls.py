@@ -37,7 +37,6 @@ from opgrip.traces.formats.operator_schemas import (
     parse_schema,
     pieces,
     registered,
-    torch_schema,
     without_defaults,
 )
 from opgrip.traces.io.foreign_files import Losses
@@ -293,7 +292,7 @@ class _Reader:
         pairs = list(zip(schema.parameters, items, strict=False))
         args = tuple(item for parameter, item in pairs if not parameter.is_named)
         kwargs = {parameter.name: item for parameter, item in pairs if parameter.is_named}
-        call = without_defaults(Bound(schema.op, args, kwargs), torch_schema(schema.op))
+        call = without_defaults(Bound(schema.op, args, kwargs))
         is_single = len(schema.are_aliases) == len(results.items) == 1
         returned = results.items[0] if is_single else tuple(results.items) or None
         args, kwargs, outputs, _ = split(call.args, call.kwargs, returned)
