@@ -288,7 +288,7 @@ class _Reader:
     def _add_call(
         self, node: Node, schema: SchemaText, surroundings: NodeScope, inputs: PortValues, results: PortValues
     ) -> None:
-        items = with_numbers(inputs.items, self._value_numbers(node, inputs))
+        items = with_numbers(inputs.items, self._value_numbers(node, inputs)) if node.ranges else inputs.items
         pairs = list(zip(schema.parameters, items, strict=False))
         args = tuple(item for parameter, item in pairs if not parameter.is_named)
         kwargs = {parameter.name: item for parameter, item in pairs if parameter.is_named}
