@@ -162,7 +162,8 @@ class Child:
         with ExitStack() as stack:
             if confined is not None:
                 self._folder = tempfile.TemporaryDirectory(prefix="opgrip-sandbox-", ignore_cleanup_errors=True)
-                own = (f"TMPDIR={self._folder.name}", f"TORCHINDUCTOR_CACHE_DIR={self._folder.name}/inductor")
+                caches = ("TMPDIR", "TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "TRITON_CACHE_DIR")
+                own = [f"{name}={self._folder.name}" for name in caches]
                 limits = bubblewrap([*confined, self._folder.name], list(_texts_in(request)))
                 prefix, of_filter = stack.enter_context(limits)
                 command, passed = [*prefix, "env", *own, *command], [*passed, *of_filter]

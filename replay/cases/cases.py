@@ -42,6 +42,7 @@ class Case:
     context : torch settings, such as autocast, under which the calls ran most often
     input_sets : copies of the signature with the values and results of other calls
     weights : indices of tensor arguments that no call of the program makes or writes
+    storages : of a subgraph, the number of its first call in each run, and the storages of its tensor arguments then
     """
 
     signature: Signature
@@ -65,6 +66,7 @@ class Case:
     part_of: int | None = None
     call_sites: Sequence[CallSite] = ()
     load: Callable[[int], Case] | None = None
+    storages: Sequence[tuple[int, tuple[int, ...]]] = ()
 
     @property
     def number(self) -> int:

@@ -12,6 +12,8 @@ import numpy as np
 import pandas as pd
 
 from opgrip.replay.cases.cases import Case, make_cases
+from opgrip.replay.cases.subgraph_calls import Links, Outside
+from opgrip.replay.cases.subgraphs import SubgraphOperator
 from opgrip.replay.operators.lookup import is_view
 from opgrip.replay.operators.work import GATHERS, SCATTERS
 from opgrip.traces import Trace
@@ -90,6 +92,35 @@ def make_preceding_calls(
     return PrecedingCalls(places, cases)
 
 
+def make_places_of_subgraphs(trace: Trace, cases: Sequence[Case]) -> PrecedingCalls:
+    """Return where the program runs subgraphs. Their inputs have distances, and no calls run before them."""
+    calls, storages = _first_calls(trace)
+    starts: dict[int, list[tuple[int, _Uses]]] = {}
+    for case in cases:
+        assert isinstance(case.operator, SubgraphOperator)
+        sizes = _bytes_of_inputs(case.operator.links)
+        for first, own in case.storages[:: 1 + len(case.storages) // MOST_PLACES]:
+            starts.setdefault(first, []).append((case.number, _Uses(list(own), [], *sizes, NO_STORAGE)))
+    places: dict[int, list[CallPosition]] = {}
+    numbers = calls.index.tolist()
+    for index, _, blocks in _in_order(calls, storages, trace.signatures):
+        for number, inputs in starts.get(numbers[index], ()):
+            places.setdefault(number, []).append(CallPosition(index, (), blocks.distances(inputs)))
+    return PrecedingCalls(places, {})
+
+
+def _bytes_of_inputs(links: Links) -> tuple[list[int], list[int]]:
+    # how many bytes a subgraph uses of each tensor from outside, and how many these have
+    wholes = [stored_elements(spec) * spec.dtype.itemsize for spec in links.outside]
+    used = [0] * len(wholes)
+    for facts, sources in zip(links.calls, links.sources, strict=True):
+        for source, size in zip(sources, _bytes_by_tensor(facts.signature)[0], strict=False):
+            if isinstance(source, Outside):
+                used[source.place] = max(used[source.place], size)
+    # results of views are used, which are not followed
+    return [size or whole for size, whole in zip(used, wholes, strict=True)], wholes
+
+
 def used_bytes(signature: Signature) -> int:
     return sum(_bytes_by_tensor(signature)[0])
 
@@ -155,6 +186,16 @@ def _chosen(calls: pd.DataFrame, case_numbers: Integers) -> dict[int, tuple[int,
 def _distances(
     calls: pd.DataFrame, storages: Integers, signatures: Sequence[Signature], chosen: Collection[int]
 ) -> dict[int, State]:
+    return {
+        index: (blocks.distances(call), blocks.distance(call.largest_result), blocks.distance(call.code))
+        for index, call, blocks in _in_order(calls, storages, signatures)
+        if index in chosen
+    }
+
+
+def _in_order(
+    calls: pd.DataFrame, storages: Integers, signatures: Sequence[Signature]
+) -> Iterator[tuple[int, _Uses, _Blocks]]:
     sizes = {item.number: _bytes_by_tensor(item) for item in signatures}
     counts = {item.number: len(list(tensors([item.args, item.kwargs]))) for item in signatures}
     codes = {op: NO_STORAGE - 1 - place for place, op in enumerate(dict.fromkeys(item.op for item in signatures))}
@@ -166,13 +207,10 @@ def _distances(
         own += [NO_STORAGE] * (count - len(own))
         uses.append(_Uses(own[: counts[number]], own[counts[number] :], *sizes[number], code_of[number]))
     blocks = _Blocks(uses)
-    states: dict[int, State] = {}
     for index, call in enumerate(uses):
         blocks.allocate(call)
-        if index in chosen:
-            states[index] = blocks.distances(call), blocks.distance(call.largest_result), blocks.distance(call.code)
+        yield index, call, blocks
         blocks.use(index, call)
-    return states
 
 
 class _Uses(NamedTuple):

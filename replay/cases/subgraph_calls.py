@@ -98,6 +98,8 @@ class SubgraphRun:
     """The consecutive calls that one thread made in one module or function.
 
     contexts : for each call, number of the torch settings under which it ran
+    first : number of the first call
+    storages : the storage of each number that `calls` has
     """
 
     place: TimelinePlace
@@ -109,6 +111,8 @@ class SubgraphRun:
     escaping_results: frozenset[tuple[int, int]]
     contexts: tuple[int | None, ...]
     scope: int
+    first: int
+    storages: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +218,10 @@ def _run(
     times = sum(row.time_ns for row in rows), sum(row.raw_ns for row in rows)
     perturbed = any(row.perturbed for row in rows)
     contexts = tuple(row.context for row in rows)
-    return SubgraphRun(place, calls, stored, *times, perturbed, escaping_results, contexts, rows[0].scope)
+    first, storages = rows[0], tuple(numbers)[1:]
+    return SubgraphRun(
+        place, calls, stored, *times, perturbed, escaping_results, contexts, first.scope, first.number, storages
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,11 +249,13 @@ class Links:
     """The calls of a subgraph, and where each tensor that they take comes from.
 
     outside : distinct tensors that come from outside the subgraph
+    memory : the number of each one's storage in the calls of the subgraph
     stored : for each tensor in `outside`, True if it existed before the first recorded call, such as a parameter
     """
 
     calls: tuple[Facts, ...]
     outside: tuple[TensorSpec, ...]
+    memory: tuple[int, ...]
     stored: tuple[bool, ...]
     settings: tuple[Any, ...]
     sources: tuple[tuple[Source, ...], ...]
@@ -275,9 +284,9 @@ def link(
     settings = dict.fromkeys(leaf for item in own for leaf in item.settings)
     reason = next((call.refusal for call in own if call.refusal is not None), linker.reason)
     outputs = tuple(ResultOf(*index) for index in sorted(escaping_results)) or _last(own)
-    return Links(
-        own, linker.outside, linker.are_stored(stored), tuple(settings), sources, outputs, linker.mutates, reason
-    )
+    memory = linker.memory
+    are_stored = tuple(number in stored for number in memory)
+    return Links(own, linker.outside, memory, are_stored, tuple(settings), sources, outputs, linker.mutates, reason)
 
 
 def _last(calls: Sequence[Facts]) -> tuple[ResultOf, ...]:
@@ -306,8 +315,9 @@ class _Linker:
         times = Counter(number for number, _ in self._outside if number != NO_STORAGE)
         return tuple(replace(spec, storage=number if times[number] > 1 else None) for number, spec in self._outside)
 
-    def are_stored(self, stored: Collection[int]) -> tuple[bool, ...]:
-        return tuple(number in stored for number, _ in self._outside)
+    @property
+    def memory(self) -> tuple[int, ...]:
+        return tuple(number for number, _ in self._outside)
 
     def add(self, call: SubgraphCall, facts: Facts) -> tuple[Source, ...]:
         sources = tuple(map(self._source, call.inputs, facts.inputs))

@@ -57,7 +57,7 @@ from opgrip.replay.operators.memory import Function
 from opgrip.traces import Trace
 from opgrip.traces.analysis.timeline import OUTSIDE, TimelinePlace, frames_of, origins
 from opgrip.traces.schema.arguments import TensorSpec, map_leaves
-from opgrip.traces.schema.records import Scope, Signature
+from opgrip.traces.schema.records import NO_STORAGE, Scope, Signature
 from opgrip.traces.schema.tensor_specs import tensor_outline
 from opgrip.traces.values import Drawable
 
@@ -311,6 +311,10 @@ def _case(
         captured_spread=_spread(runs),
         perturbed=sum(run.perturbed for run in runs),
         call_sites=call_sites,
+        storages=[
+            (run.first, tuple(NO_STORAGE if item == NO_STORAGE else run.storages[item] for item in links.memory))
+            for run in runs
+        ],
     )
 
 

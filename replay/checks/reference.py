@@ -86,7 +86,7 @@ class Reference:
         for place, pair in enumerate(zip(outputs, earlier, strict=False)):
             if place not in self._unused and _same_tensor(*pair):
                 one, other = (run.outputs[place] for run in self._runs(2))
-                if one.shape == other.shape and int((one != other).sum()) > CHANCE:
+                if _differ_beyond_chance(one, other):
                     return place
         return None
 
@@ -432,6 +432,8 @@ def _raised(arguments: Arguments, disturbance: int | None = None, tf32: bool = F
 SEED, OTHER_SEED = 7_643_251, 7_643_252  # unlike those of inputs, which random numbers must not depend on
 VARIES = "differs between two runs on the same arguments"
 AGAIN = "is in the memory of an earlier result"
+DRAWN_ONCE = "has the random numbers of an earlier run"
+MORE_RUNS = 4  # runs of a candidate after two runs with the same random numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -461,10 +463,15 @@ def check_contract(
             faults += [f"output {place} {reason}" for reason in _output_faults(place, ours, theirs, actual, expected)]
     if not faults:
         kept = (None, None) if mutates else (expected, actual)
-        other, again = _run(operator, inputs, OTHER_SEED, kept[0]), _run(candidate, inputs, SEED, kept[1])
-        is_random = bool(_differing(expected, other))
-        reasons = dict.fromkeys([] if is_random else _differing(actual, again), VARIES)
-        reasons |= dict.fromkeys(_returned_again(actual, again) - _returned_again(expected, other), AGAIN)
+        other = _run(operator, inputs, OTHER_SEED, kept[0])
+        again, *later = [_run(candidate, inputs, seed, kept[1]) for seed in (SEED, *(OTHER_SEED,) * MORE_RUNS)]
+        random = _differing(expected, other)
+        reasons = dict.fromkeys([] if random else _differing(actual, again), VARIES)
+        for place in set(random).difference(_differing(actual, later[0])):
+            if _differ_beyond_chance(expected.outputs[place], other.outputs[place]):
+                reasons[place] = DRAWN_ONCE
+        reused = set().union(*(_returned_again(actual, run) for run in (again, *later)))
+        reasons |= dict.fromkeys(reused - _returned_again(expected, other), AGAIN)
         faults += [f"output {place} {reason}" for place, reason in reasons.items() if place not in unused]
     return ResultVerdict(faults=tuple(faults))
 
@@ -529,6 +536,10 @@ def _storages(tensor: Any) -> int | None:
         return None
     storage = tensor.untyped_storage()
     return storage.data_ptr() if storage.nbytes() else None
+
+
+def _differ_beyond_chance(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and int((one != other).sum()) > CHANCE
 
 
 def _differing(one: _Run, other: _Run) -> list[int]:

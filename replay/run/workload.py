@@ -21,7 +21,7 @@ from opgrip.errors import UserError, cause_of
 from opgrip.platform.machine import processor
 from opgrip.replay.cases.call_sites import module_of, phase_of, to_text
 from opgrip.replay.cases.cases import Case
-from opgrip.replay.cases.preceding_calls import PrecedingCalls, make_preceding_calls
+from opgrip.replay.cases.preceding_calls import PrecedingCalls, make_places_of_subgraphs, make_preceding_calls
 from opgrip.replay.cases.selection import BACKWARD, FORWARD, Point, Variant, unconverted
 from opgrip.replay.cases.sources import NO_TRACE, CaseSet, source_of
 from opgrip.replay.cases.unused_results import with_unused_results, with_weights
@@ -84,9 +84,10 @@ class Workload:
 
     @cached_property
     def surroundings(self) -> PrecedingCalls:
-        if PROGRAM not in self.timing.caches or not self.source_cases.are_calls:
-            return PrecedingCalls({}, {})
-        return make_preceding_calls(self.trace, self.source_cases.all_cases, self.source_cases.cases)
+        if PROGRAM in self.timing.caches and self.source_cases.are_calls:
+            return make_preceding_calls(self.trace, self.source_cases.all_cases, self.source_cases.cases)
+        subgraphs = [case for case in self.source_cases.cases if case.storages and PROGRAM in self.timing.caches]
+        return make_places_of_subgraphs(self.trace, subgraphs) if subgraphs else PrecedingCalls({}, {})
 
     def on(self, device: str) -> Workload:
         inputs = self.request.inputs

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from importlib import import_module
 from io import StringIO
 from pathlib import Path
@@ -36,6 +37,7 @@ from opgrip.replay.run.workload import load_workload
 from opgrip.replay.timing.stopwatch import Stopwatch
 
 SOFTMAX, ADD_, TRANSPOSE, OUT = "aten._softmax.default", "aten.add_.Tensor", "aten.t.default", "aten.mul.out"
+DROPOUT = "aten.native_dropout.default"
 SCHEMA = json.loads((ROOT / "replay" / "schema.json").read_text(encoding="utf-8"))
 SIGNATURES = 40
 SLOW_ROWS = 584  # rows of the signature that the planted candidate delays
@@ -169,9 +171,25 @@ def keeping(key: Callable[[Tensor], Any], copies: bool = True) -> Callable[..., 
     return kept
 
 
-def in_one_buffer(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
-    buffers = vars(in_one_buffer)
-    return torch.softmax(x, dim, out=buffers.setdefault(str(x.shape), torch.empty_like(x)))
+def in_buffers(count: int) -> Callable[[Tensor, int, bool], Tensor]:
+    buffers: dict[torch.Size, list[Tensor]] = {}
+
+    def softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+        own = buffers.setdefault(x.shape, [torch.empty_like(x) for _ in range(count)])
+        own.append(own.pop(0))
+        return torch.softmax(x, dim, out=own[0])
+
+    return softmax
+
+
+@cache
+def mask_of(shape: torch.Size) -> Tensor:
+    return torch.rand(shape) > 0.5
+
+
+def dropout_with_one_mask(x: Tensor, p: float, train: bool) -> tuple[Tensor, Tensor]:
+    mask = mask_of(x.shape)
+    return 2 * x * mask, mask.clone()
 
 
 def wrong_when_timed(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -237,6 +255,7 @@ def short_calls(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("candidates") / "calls.jsonl"
     with Capture(path):
         torch.softmax(torch.randn(16, 64), -1)
+        torch.native_dropout(torch.ones(16, 64), 0.5, True)
         torch.randn(8, 8).add_(torch.randn(8, 8))
         torch.randn(3, 1).squeeze_(1)
     return path
@@ -249,7 +268,9 @@ def short_calls(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (keeping(Tensor.data_ptr), SOFTMAX, "elements differ"),
         (keeping(id), SOFTMAX, "elements differ"),
         (keeping(lambda x: (id(x), x._version), copies=False), SOFTMAX, AGAIN),
-        (in_one_buffer, SOFTMAX, AGAIN),
+        (in_buffers(1), SOFTMAX, AGAIN),
+        (in_buffers(4), SOFTMAX, AGAIN),
+        (dropout_with_one_mask, DROPOUT, "random numbers of an earlier run"),
         (wrong_when_timed(OPERATOR), SOFTMAX, TIMED),
         (wrong_when_timed(Tensor.add_), ADD_, TIMED),
     ],

@@ -17,6 +17,7 @@ from opgrip.capture import Capture
 from opgrip.errors import UserError
 from opgrip.replay import Results
 from opgrip.replay.cases.cases import Case, Selection
+from opgrip.replay.cases.preceding_calls import make_places_of_subgraphs
 from opgrip.replay.cases.selection import FUNCTION, MODULE
 from opgrip.replay.cases.subgraphs import UNIT, make_units
 from opgrip.replay.inputs.inputs import Inputs
@@ -225,6 +226,24 @@ def test_function_in_a_loop_is_one_case_with_a_count(tmp_path: Path) -> None:
     assert {(case.op, case.count) for case in cases} == {("test_subgraphs:scaled", 4), ("test_subgraphs:scaled", 1)}
     (often,) = (case for case in cases if case.count == 4)
     assert torch.equal(run(often)[0], results[0])
+
+
+def test_inputs_of_a_unit_have_the_distances_of_the_program(tmp_path: Path) -> None:
+    boxes, factor, other = torch.ones(1 << 18, 4), torch.tensor(2.0), torch.ones(1 << 22)
+
+    def program() -> None:
+        scaled(boxes, factor)
+        other.neg()
+        scaled(boxes, factor)
+        factor.neg()
+        scaled(boxes, factor)
+
+    trace = captured(tmp_path, program)
+    cases = make_units(trace, Selection(op=["*:scaled"]), FUNCTION)
+    (places,) = make_places_of_subgraphs(trace, cases).places.values()
+    _, late, soon = [max(filter(None, place.distances), default=0) for place in places]
+    assert late >= 2 * other.nbytes
+    assert soon <= 4 * boxes.nbytes
 
 
 def test_captured_time_of_a_unit_is_the_sum_over_its_calls(tmp_path: Path) -> None:
