@@ -150,7 +150,7 @@ def measure_once(what: str, device: str, measure: Callable[[], tuple[float, ...]
     path, name = cache_folder() / "measured.json", ", ".join(key)
     numbers_by_name = _read_cache(path)
     if name not in numbers_by_name:
-        numbers_by_name[name] = list(measure())
+        numbers_by_name[name] = list(map(float, measure()))
         # if the folder is not writable, they are measured again next time
         with suppress(OSError, UserError):
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -30,7 +30,7 @@ from opgrip.replay.operators.lookup import Operator
 from opgrip.replay.results.paired_ratio import EQUAL, FASTER, SLOWER, UNDECIDED, _joined_chance, paired_ratio
 from opgrip.replay.results.results import Result
 from opgrip.replay.run.measure import measure_cases
-from opgrip.replay.timing import pages, rounds, stopwatch
+from opgrip.replay.timing import caches, pages, rounds, stopwatch
 from opgrip.replay.timing.caches import Caches, MemoryUse
 from opgrip.replay.timing.ranges import Range
 from opgrip.replay.timing.rounds import FunctionGroup, Measurer
@@ -339,6 +339,13 @@ def test_memory_distances_are_the_bytes_that_the_program_used_since(tmp_path: Pa
     with pytest.warns(UserWarning, match="damaged"):
         damaged = load(tmp_path / "damaged.jsonl")
     assert sum(map(len, make_preceding_calls(damaged).places.values())) == sum(map(len, places.values())) - 1
+
+
+def test_the_usable_cache_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPGRIP_CACHE", str(tmp_path))
+    most = Caches("cpu").most
+    monkeypatch.setattr(caches, "_measure_usable", None)
+    assert Caches("cpu").most == most
 
 
 @pytest.mark.parametrize("runs_before", [False, True])
