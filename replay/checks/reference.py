@@ -78,8 +78,7 @@ class Reference:
 
     def drawn_again(self, outputs: Sequence[Any], earlier: Sequence[Any]) -> int | None:
         """Return the number of the first random output that equals that of an earlier run, or None."""
-        if any(isinstance(leaf, torch.Generator) for leaf in leaves(list(self._make_arguments()))):
-            # each run gets it in the same state
+        if _has_generator(self._make_arguments()):
             return None
         if self._operator is not None and self._operator.uninitialized:
             return None
@@ -472,7 +471,8 @@ def check_contract(
             # only the first run's results are kept, which may be large
             again = _run(candidate, inputs, OTHER_SEED, kept[1])
             reused |= _returned_again(actual, again)
-        for place in set(random).difference(_differing(actual, again)):
+        drawn_once = set() if _has_generator(expected.call) else set(random).difference(_differing(actual, again))
+        for place in drawn_once:
             if _differ_beyond_chance(expected.outputs[place], other.outputs[place]):
                 reasons[place] = DRAWN_ONCE
         reasons |= dict.fromkeys(reused - _returned_again(expected, other), AGAIN)
@@ -540,6 +540,11 @@ def _storages(tensor: Any) -> int | None:
         return None
     storage = tensor.untyped_storage()
     return storage.data_ptr() if storage.nbytes() else None
+
+
+def _has_generator(arguments: Arguments) -> bool:
+    # each run may get it in the same state
+    return any(isinstance(leaf, torch.Generator) for leaf in leaves(list(arguments)))
 
 
 def _differ_beyond_chance(one: Tensor, other: Tensor) -> bool:
