@@ -150,10 +150,6 @@ def _port(form: Mapping[str, Any], name: str) -> Port:
     return Port(values, shapes, types, strides)
 
 
-def _column(value: Any) -> Any:
-    return parse_list(value) if isinstance(value, str) else value
-
-
 MOST_TEXT = 1 << 20  # maximum number of characters in the text of a list; parsing may take half a KB of memory for each
 
 
