@@ -28,7 +28,7 @@ from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.functions import strided_spec
 from opgrip.replay.cases.preceding_calls import CallPosition
 from opgrip.replay.cases.selection import Variant
-from opgrip.replay.checks.reference import Reference
+from opgrip.replay.checks.reference import DRAWN_ONCE, Reference
 from opgrip.replay.checks.verdicts import ResultVerdict, WrongResultError, wrong
 from opgrip.replay.inputs.filling import memory_of
 from opgrip.replay.inputs.inputs import Inputs, as_recorded
@@ -556,7 +556,7 @@ def untrusted_function(
         op = case.op if case.operator is None else None
         reference = Reference(operator.function, own.copy_arguments, operator.mutates, op, case.unused)
         if (place := reference.drawn_again(actual.outputs, earlier)) is not None:
-            return wrong(f"output {place} has the random numbers of an earlier run")
+            return wrong(f"output {place} {DRAWN_ONCE}")
         return reference.check(actual, tolerance)
 
     return UntrustedFunction(
