@@ -11,7 +11,6 @@ from typing import Any
 from opgrip.cli.command import OneLineParser, add_debug, add_version
 from opgrip.cli.options import (
     CASES,
-    EFFORT,
     OUTPUT,
     RUN,
     add_all_options,
@@ -29,6 +28,7 @@ from opgrip.replay.cases.selection import CALL, MODULE
 from opgrip.replay.inputs.input_options import InputOptions
 from opgrip.replay.modes import CANDIDATE, EAGER
 from opgrip.replay.modes.candidate import OF_MODULES
+from opgrip.replay.reports import OutputOptions
 from opgrip.replay.run.request import OPTION_GROUPS, RunRequest
 from opgrip.replay.sequences.step_options import RankOptions, SequenceOptions, launch_of
 from opgrip.replay.timing.timing_options import DISCRETE, GRAPH, PROGRAM, WARM
@@ -59,74 +59,6 @@ examples:
   opreplay --operator aten.mm --inputs '{"self": [512, 512], "mat2": [512, 512]}' --dtype bfloat16 --backward
   torchrun --nproc-per-node 4 -m opgrip.replay step.jsonl --sequence       a step of four ranks, with its collectives
 """
-
-
-@titled("results")
-@dataclass(frozen=True, slots=True)
-class OutputOptions:
-    output: Path | None = option(
-        None,
-        "also write the results; the suffix selects the format: .json, .csv, .parquet, .xlsx, .md, .xml "
-        "(JUnit), .svg (plot)",
-        short="-o",
-        parse=Path,
-        role=OUTPUT,
-        common=True,
-    )
-    force: bool = option(False, "replace an existing file", short="-f", role=OUTPUT, common=True)
-    append: bool = option(
-        False,
-        "add the rows to an existing .json or .csv file",
-        only=("single cases",),
-        needs=("--output",),
-        role=OUTPUT,
-    )
-    resume: bool = option(
-        False,
-        "continue an interrupted replay to the same --output",
-        only=("single cases",),
-        needs=("--output",),
-        role=OUTPUT,
-        common=True,
-    )
-    list: bool = option(
-        False, "list the selected cases without running them", only=("single cases",), role=OUTPUT, common=True
-    )
-    strict: bool = option(
-        False,
-        "exit with status 1 unless each case is ok or contended (other programs used the processors)",
-        role=OUTPUT,
-        common=True,
-    )
-    gate: tuple[str, ...] = option(
-        (),
-        "with --candidate: allowed slowdown; slower<=5%% limits each signature, total<=5%% their sum; can be "
-        "repeated; exit status 1 if a limit is exceeded, 3 if that cannot be decided",
-        repeated=True,
-        metavar="GATE",
-        only=("single cases",),
-        needs=("--candidate", "--candidates"),
-        role=OUTPUT,
-    )
-    store: Path | None = option(
-        None,
-        "folder to keep results in, under <machine>-<device>/ (default: $OPGRIP_STORE; if that is not set, they are "
-        "not kept)",
-        parse=Path,
-        metavar="DIR",
-        role=OUTPUT,
-    )
-    until_decided: str | None = option(
-        None,
-        "repeat the cases whose difference from BASE (a file or a stored run) is undecided, up to 20 times",
-        metavar="BASE",
-        only=("single cases",),
-        role=EFFORT,
-    )
-
-    @property
-    def may_replace(self) -> bool:
-        return self.force or self.append or self.resume
 
 
 @titled("results")

@@ -33,7 +33,8 @@ from opgrip.replay.modes.candidate import candidate_of
 from opgrip.replay.operators.devices import DeviceLostError, facts_of, is_accelerator, use_device
 from opgrip.replay.operators.lookup import Operator
 from opgrip.replay.outcome import Results, check_output
-from opgrip.replay.replay_options import OutputOptions, make_parser, options_of, run_settings, words_of
+from opgrip.replay.replay_options import make_parser, options_of, run_settings, words_of
+from opgrip.replay.reports import OutputOptions
 from opgrip.replay.reports.fulfilment import unfulfilled
 from opgrip.replay.results.judgement import JudgedStep, judged_steps, mean_saving
 from opgrip.replay.results.ratios import ratio_over

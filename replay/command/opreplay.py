@@ -14,7 +14,8 @@ from opgrip.cli.options import from_arguments
 from opgrip.cli.progress import Reporter, loading
 from opgrip.errors import UserError
 from opgrip.replay.cases.selection import Selection
-from opgrip.replay.replay_options import OutputOptions, ScoreOptions, make_parser
+from opgrip.replay.replay_options import ScoreOptions, make_parser
+from opgrip.replay.reports import OutputOptions
 from opgrip.replay.results.judgement import judged_steps
 from opgrip.replay.results.results import RAN, Result, summarize
 from opgrip.replay.sequences.step_options import launch_of

@@ -41,7 +41,8 @@ from opgrip.replay.command.trace_targets import (
 )
 from opgrip.replay.operators.devices import check_present, is_accelerator, use_device, with_index
 from opgrip.replay.outcome import Results, check_output, is_completed, parts_folder, write_results
-from opgrip.replay.replay_options import OutputOptions, make_parser, option_classes, options_of, words_of
+from opgrip.replay.replay_options import make_parser, option_classes, options_of, words_of
+from opgrip.replay.reports import OutputOptions
 from opgrip.replay.reports.cells import repeated_rows
 from opgrip.replay.reports.fulfilment import unfulfilled
 from opgrip.replay.results.origins import Origin, this_machine

@@ -32,7 +32,8 @@ from opgrip.replay.modes import EAGER
 from opgrip.replay.operators.admission import absent_extensions
 from opgrip.replay.operators.devices import is_accelerator, name_of, with_index
 from opgrip.replay.outcome import Results, check_output, write_results
-from opgrip.replay.replay_options import OutputOptions, request_of, run_settings
+from opgrip.replay.replay_options import request_of, run_settings
+from opgrip.replay.reports import OutputOptions
 from opgrip.replay.reports.cells import OPTIONS, read_completed
 from opgrip.replay.results.fidelity import HERE, with_doubts
 from opgrip.replay.results.judgement import judged_steps
