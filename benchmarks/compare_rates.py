@@ -35,11 +35,11 @@ from others import Usage, share_of_others
 from workloads import WORKLOADS
 
 from opgrip.capture import Capture
-from opgrip.replay.comparison import compare
-from opgrip.replay.comparison.differences import Verdict, contended_share
-from opgrip.replay.comparison.gate import Outcome
-from opgrip.replay.comparison.priors import SHORT_US
-from opgrip.replay.outcome import Results
+from opgrip.replay.reports.comparison.comparison import compare
+from opgrip.replay.reports.comparison.differences import Verdict, contended_share
+from opgrip.replay.reports.comparison.gate import Outcome
+from opgrip.replay.reports.comparison.priors import SHORT_US
+from opgrip.replay.reports.outcome import Results
 from opgrip.replay.results.results import Result
 
 GATE, TOTAL_GATE = "slower<=5%", "total<=5%"

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from opgrip.platform.machine import processor
 from opgrip.replay.cases.sources.samples import SHIPPED
-from opgrip.replay.replay_options import request_with
+from opgrip.replay.command.replay_options import request_with
 from opgrip.replay.reports.cells import whole_cells
 from opgrip.replay.run.workload import load_workload
 from opgrip.replay.timing.timing_options import WARM

@@ -9,9 +9,9 @@ if TYPE_CHECKING:
     from opgrip.replay.command.benchmark import benchmark as benchmark
     from opgrip.replay.command.benchmark import judge as judge
     from opgrip.replay.command.replay import replay as replay
-    from opgrip.replay.comparison.comparison import Comparison as Comparison
-    from opgrip.replay.comparison.comparison import compare as compare
-    from opgrip.replay.outcome import Results as Results
+    from opgrip.replay.reports.comparison.comparison import Comparison as Comparison
+    from opgrip.replay.reports.comparison.comparison import compare as compare
+    from opgrip.replay.reports.outcome import Results as Results
     from opgrip.replay.results.results import Result as Result
 
 __all__ = ["Comparison", "Judgement", "Result", "Results", "benchmark", "compare", "judge", "replay"]
@@ -19,12 +19,12 @@ __all__ = ["Comparison", "Judgement", "Result", "Results", "benchmark", "compare
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        "Comparison": "opgrip.replay.comparison.comparison",
+        "Comparison": "opgrip.replay.reports.comparison.comparison",
         "Judgement": "opgrip.replay.command.benchmark",
         "Result": "opgrip.replay.results.results",
-        "Results": "opgrip.replay.outcome",
+        "Results": "opgrip.replay.reports.outcome",
         "benchmark": "opgrip.replay.command.benchmark",
-        "compare": "opgrip.replay.comparison.comparison",
+        "compare": "opgrip.replay.reports.comparison.comparison",
         "judge": "opgrip.replay.command.benchmark",
         "replay": "opgrip.replay.command.replay",
     },

@@ -24,21 +24,21 @@ from opgrip.platform.machine import check_device
 from opgrip.replay.analyses.candidates import print_judgement
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.functions import FunctionTrial, function_case, try_function
-from opgrip.replay.checks.reference import in_order_of, not_comparable, other_structure
-from opgrip.replay.checks.verdicts import Tolerance
 from opgrip.replay.command.replay import replay, replay_arguments
+from opgrip.replay.command.replay_options import make_parser, options_of, run_settings, words_of
 from opgrip.replay.command.trace_replay import repeat
 from opgrip.replay.modes import CANDIDATE, ModeOptions, Tuning
 from opgrip.replay.modes.candidate import candidate_of
 from opgrip.replay.operators.devices import DeviceLostError, facts_of, is_accelerator, use_device
 from opgrip.replay.operators.lookup import Operator
-from opgrip.replay.outcome import Results, check_output
-from opgrip.replay.replay_options import make_parser, options_of, run_settings, words_of
 from opgrip.replay.reports import OutputOptions
 from opgrip.replay.reports.fulfilment import unfulfilled
+from opgrip.replay.reports.outcome import Results, check_output
 from opgrip.replay.results.judgement import JudgedStep, judged_steps, mean_saving
 from opgrip.replay.results.ratios import ratio_over
 from opgrip.replay.results.results import MODE_COLUMNS, SETTINGS, VARIANT_COLUMNS, WRONG, Result
+from opgrip.replay.run.checks.reference import in_order_of, not_comparable, other_structure
+from opgrip.replay.run.checks.verdicts import Tolerance
 from opgrip.replay.run.measure import CachedRows, measure_cases
 from opgrip.replay.run.workload import Workload, empty_rows, workload_for
 from opgrip.replay.timing import pages

@@ -14,7 +14,7 @@ from opgrip.cli.options import from_arguments
 from opgrip.cli.progress import Reporter, loading
 from opgrip.errors import UserError
 from opgrip.replay.cases.selection import Selection
-from opgrip.replay.replay_options import ScoreOptions, make_parser
+from opgrip.replay.command.replay_options import ScoreOptions, make_parser
 from opgrip.replay.reports import OutputOptions
 from opgrip.replay.results.judgement import judged_steps
 from opgrip.replay.results.results import RAN, Result, summarize
@@ -22,7 +22,7 @@ from opgrip.replay.sequences.step_options import launch_of
 
 if TYPE_CHECKING:
     from opgrip.replay.command.trace_replay import ReplayOutcome
-    from opgrip.replay.outcome import Results
+    from opgrip.replay.reports.outcome import Results
     from opgrip.replay.run.workload import Workload
 
     PrintScore = Callable[[Results, IO[str]], None]
@@ -39,8 +39,8 @@ def run(args: argparse.Namespace, words: Sequence[str] = ()) -> int:
     with loading("opreplay"):
         from opgrip.replay.command.replay import perform
         from opgrip.replay.command.trace_targets import targets_of
-        from opgrip.replay.comparison.gate import exit_status, hold_candidates, parse_candidate_gate
-        from opgrip.replay.outcome import scorers
+        from opgrip.replay.reports.comparison.gate import exit_status, hold_candidates, parse_candidate_gate
+        from opgrip.replay.reports.outcome import scorers
 
     reporter, output = Reporter("opreplay"), from_arguments(OutputOptions, args)
     gates = [parse_candidate_gate(text) for text in output.gate]
@@ -96,7 +96,7 @@ def run(args: argparse.Namespace, words: Sequence[str] = ()) -> int:
 
 
 def _check_scorers(workload: Workload) -> None:
-    from opgrip.replay.outcome import scorers
+    from opgrip.replay.reports.outcome import scorers
 
     for scorer in scorers.values():
         scorer.check(workload.trace.header)

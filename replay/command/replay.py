@@ -21,6 +21,7 @@ from opgrip.cli.options import arguments_of, from_arguments, refuse_options
 from opgrip.cli.progress import QuietReporter, Reporter, SilentReporter
 from opgrip.errors import NothingSelectedError, UserError, in_words_of_python
 from opgrip.replay.analyses import Analysis, UnaskedAnalysis
+from opgrip.replay.command.replay_options import make_parser, option_classes, options_of, words_of
 from opgrip.replay.command.trace_replay import ReplayOutcome, TraceReplay, keep
 from opgrip.replay.command.trace_targets import (
     HASHES,
@@ -40,11 +41,10 @@ from opgrip.replay.command.trace_targets import (
     with_traces,
 )
 from opgrip.replay.operators.devices import check_present, is_accelerator, use_device, with_index
-from opgrip.replay.outcome import Results, check_output, is_completed, parts_folder, write_results
-from opgrip.replay.replay_options import make_parser, option_classes, options_of, words_of
 from opgrip.replay.reports import OutputOptions
 from opgrip.replay.reports.cells import repeated_rows
 from opgrip.replay.reports.fulfilment import unfulfilled
+from opgrip.replay.reports.outcome import Results, check_output, is_completed, parts_folder, write_results
 from opgrip.replay.results.origins import Origin, this_machine
 from opgrip.replay.results.results import Result, summarize
 from opgrip.replay.run.request import identifying_options, settle_shard

@@ -25,16 +25,16 @@ from opgrip.platform.machine import available_memory, describe_processors
 from opgrip.replay.analyses import Analysis, AnalysisSession, in_order
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.sources import source_of
-from opgrip.replay.comparison import compare
-from opgrip.replay.comparison.comparison_report import advice, summary
-from opgrip.replay.comparison.results_store import Store, usual_folder
+from opgrip.replay.command.replay_options import request_of, run_settings
 from opgrip.replay.modes import EAGER
 from opgrip.replay.operators.admission import absent_extensions
 from opgrip.replay.operators.devices import is_accelerator, name_of, with_index
-from opgrip.replay.outcome import Results, check_output, write_results
-from opgrip.replay.replay_options import request_of, run_settings
 from opgrip.replay.reports import OutputOptions
 from opgrip.replay.reports.cells import OPTIONS, read_completed
+from opgrip.replay.reports.comparison.comparison import compare
+from opgrip.replay.reports.comparison.comparison_report import advice, summary
+from opgrip.replay.reports.comparison.results_store import Store, usual_folder
+from opgrip.replay.reports.outcome import Results, check_output, write_results
 from opgrip.replay.results.fidelity import HERE, with_doubts
 from opgrip.replay.results.judgement import judged_steps
 from opgrip.replay.results.origins import Origin, this_machine

@@ -19,7 +19,7 @@ from opgrip.cli.journal import LONGEST_LINE
 from opgrip.cli.output_files import cannot_be_written, open_input, read_input, whole_file
 from opgrip.errors import MissingFileError, UserError
 from opgrip.replay.cases.sources import source_of
-from opgrip.replay.replay_options import request_of
+from opgrip.replay.command.replay_options import request_of
 from opgrip.replay.reports import OutputOptions
 from opgrip.replay.results.fidelity import HERE
 from opgrip.replay.results.origins import MachineColumns, Origin

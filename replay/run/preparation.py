@@ -16,8 +16,6 @@ from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.preceding_calls import used_bytes
 from opgrip.replay.cases.selection import BACKWARD, Variant
 from opgrip.replay.cases.unused_results import refused_argument, with_equivalents, with_gradients
-from opgrip.replay.checks.reference import CandidateReference, Reference, check_contract
-from opgrip.replay.checks.verdicts import ResultVerdict, WrongResultError, joined
 from opgrip.replay.inputs.input_options import with_values
 from opgrip.replay.inputs.inputs import ADDRESSES, Inputs
 from opgrip.replay.modes import CANDIDATE, EAGER, Program, RunOutputs, find_mode
@@ -38,16 +36,6 @@ from opgrip.replay.operators.memory import (
 )
 from opgrip.replay.operators.torch_private import is_composite
 from opgrip.replay.operators.work import Work, counted, work_of
-from opgrip.replay.programs import (
-    as_call,
-    differentiable_results,
-    gradient_graph,
-    gradients,
-    graph_of,
-    make_program,
-    run_program,
-    with_backward,
-)
 from opgrip.replay.results.paired_ratio import PairedColumns, paired_ratio
 from opgrip.replay.results.ratios import shares_of
 from opgrip.replay.results.results import (
@@ -61,7 +49,19 @@ from opgrip.replay.results.results import (
     rate_of,
     same_outputs,
 )
+from opgrip.replay.run.checks.reference import CandidateReference, Reference, check_contract
+from opgrip.replay.run.checks.verdicts import ResultVerdict, WrongResultError, joined
 from opgrip.replay.run.energy import Energy
+from opgrip.replay.run.programs import (
+    as_call,
+    differentiable_results,
+    gradient_graph,
+    gradients,
+    graph_of,
+    make_program,
+    run_program,
+    with_backward,
+)
 from opgrip.replay.run.untrusted import CHANGE, UNKNOWN, untrusted_call, untrusted_function
 from opgrip.replay.run.workload import Workload, device_of, empty_row, failed, key_of
 from opgrip.replay.timing.ranges import PREPARE, entered

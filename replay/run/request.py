@@ -18,10 +18,10 @@ from opgrip.cli.option_types import byte_count, seconds
 from opgrip.cli.options import EFFORT, option, titled
 from opgrip.errors import UserError
 from opgrip.replay.cases.selection import PointOptions, Selection
-from opgrip.replay.checks.verdicts import Tolerance
 from opgrip.replay.inputs.input_options import InputOptions
 from opgrip.replay.modes import ModeOptions, Tuning
 from opgrip.replay.modes.candidate import CandidateOptions
+from opgrip.replay.run.checks.verdicts import Tolerance
 from opgrip.replay.run.energy import EnergyOptions
 from opgrip.replay.timing.timing_options import Effort, TimingOptions
 

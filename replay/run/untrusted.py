@@ -28,8 +28,6 @@ from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.functions import strided_spec
 from opgrip.replay.cases.preceding_calls import CallPosition
 from opgrip.replay.cases.selection import Variant
-from opgrip.replay.checks.reference import DRAWN_ONCE, Reference
-from opgrip.replay.checks.verdicts import ResultVerdict, WrongResultError, wrong
 from opgrip.replay.inputs.filling import memory_of
 from opgrip.replay.inputs.inputs import Inputs, as_recorded
 from opgrip.replay.modes import CANDIDATE, RunOutputs
@@ -37,6 +35,8 @@ from opgrip.replay.modes.candidate import Candidate
 from opgrip.replay.operators.lookup import Operator, Unsupported
 from opgrip.replay.operators.memory import CallMemory, Function, tensors_in
 from opgrip.replay.results.ratios import shares_of
+from opgrip.replay.run.checks.reference import DRAWN_ONCE, Reference
+from opgrip.replay.run.checks.verdicts import ResultVerdict, WrongResultError, wrong
 from opgrip.replay.run.untrusted_process import HELD
 from opgrip.replay.run.workload import Workload
 from opgrip.replay.timing.caches import MemoryUse

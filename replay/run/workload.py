@@ -25,7 +25,6 @@ from opgrip.replay.cases.preceding_calls import PrecedingCalls, make_places_of_s
 from opgrip.replay.cases.selection import BACKWARD, FORWARD, Point, Variant, unconverted
 from opgrip.replay.cases.sources import NO_TRACE, CaseSet, source_of
 from opgrip.replay.cases.unused_results import with_unused_results, with_weights
-from opgrip.replay.checks.verdicts import WrongResultError
 from opgrip.replay.inputs.filling import cast_signature
 from opgrip.replay.inputs.inputs import DeviceMap, device_map
 from opgrip.replay.modes import EAGER, find_mode
@@ -35,6 +34,7 @@ from opgrip.replay.operators.devices import with_index
 from opgrip.replay.operators.lookup import mutates
 from opgrip.replay.operators.memory import bytes_of, is_out_of_memory
 from opgrip.replay.results.results import FAILED, OK, UNSUPPORTED, WRONG, Result, describe_shapes
+from opgrip.replay.run.checks.verdicts import WrongResultError
 from opgrip.replay.run.request import RunRequest, take_shard
 from opgrip.replay.timing.timing_options import DISCRETE, EVENTS, GRAPH, PROGRAM, TimingOptions
 from opgrip.traces import Trace
@@ -45,7 +45,7 @@ from opgrip.traces.schema.records import Signature
 from opgrip.traces.table.accelerators import environment_doubts
 
 if TYPE_CHECKING:
-    from opgrip.replay.batch_scale import BatchScale
+    from opgrip.replay.cases.batch_scale import BatchScale
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class Workload:
             return case
         if self.batches is None or case.operator is not None or case.load is not None:
             raise Unsupported("the batch size can only be scaled for single calls of a trace")
-        from opgrip.replay.batch_scale import scaled
+        from opgrip.replay.cases.batch_scale import scaled
 
         larger = scaled(case, point.batch, self.batches)
         if larger is case:
@@ -181,7 +181,7 @@ def workload_for(request: RunRequest, trace: Trace = NO_TRACE) -> Workload:
     by_events = device not in ("cpu", "meta") and all(find_mode(name)[0].in_torch for name in request.modes.all_names)
     timing, batches = request.timing.with_method(EVENTS if by_events else DISCRETE), None
     if any(scale != 1 for scale in request.points.batch_scale):
-        from opgrip.replay.batch_scale import BatchScale
+        from opgrip.replay.cases.batch_scale import BatchScale
 
         batches = BatchScale(trace)
     # arguments that are no tensors may name a device, as `device='cuda'` in a TritonBench file

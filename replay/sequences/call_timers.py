@@ -15,8 +15,6 @@ from opgrip.errors import UserError
 from opgrip.platform.contention import Contention
 from opgrip.replay.cases.flow import FlowingCall, NewMemory
 from opgrip.replay.cases.selection import FORWARD, Variant
-from opgrip.replay.checks.reference import Reference
-from opgrip.replay.checks.verdicts import Tolerance
 from opgrip.replay.inputs.input_options import RECORDED
 from opgrip.replay.inputs.inputs import DeviceMap, Inputs
 from opgrip.replay.modes import EAGER, Program, Tuning, find_mode, runs_graphs
@@ -26,8 +24,10 @@ from opgrip.replay.operators.contexts import restored
 from opgrip.replay.operators.devices import check_use, current_stream, is_accelerator, make_event, synchronizer
 from opgrip.replay.operators.lookup import TRUSTED_EXTENSIONS, Operator
 from opgrip.replay.operators.memory import Arguments, Function, tensors_in
-from opgrip.replay.programs import make_program, run_program
 from opgrip.replay.results.results import OK, WRONG
+from opgrip.replay.run.checks.reference import Reference
+from opgrip.replay.run.checks.verdicts import Tolerance
+from opgrip.replay.run.programs import make_program, run_program
 from opgrip.replay.run.workload import Workload, describe_failure
 from opgrip.replay.timing import pages
 from opgrip.replay.timing.rounds import WATCHFUL_NS

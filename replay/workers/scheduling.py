@@ -17,9 +17,9 @@ from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.selection import Variant
 from opgrip.replay.modes import find_mode
 from opgrip.replay.operators.devices import free_by_driver
-from opgrip.replay.programs import remove_partial
 from opgrip.replay.results.results import Result
 from opgrip.replay.run.measure import CASES, CachedRows, windows
+from opgrip.replay.run.programs import remove_partial
 from opgrip.replay.run.workload import OUT_OF_MEMORY, Workload, empty_row
 from opgrip.replay.workers.worker import Lane, Worker
 

@@ -36,7 +36,7 @@ from opgrip.tools.pytest_plugin.measured import (
 
 if TYPE_CHECKING:
     from opgrip.replay.cases.cases import Case
-    from opgrip.replay.outcome import Results
+    from opgrip.replay.reports.outcome import Results
     from opgrip.replay.results.results import Result
 
 __all__ = ["opgrip_benchmark", "opgrip_replay"]
@@ -181,7 +181,7 @@ class TraceFile(pytest.File):
     _judged: Judged | UserError | None = None
 
     def collect(self) -> Iterator[TraceTest]:
-        from opgrip.replay.replay_options import request_of
+        from opgrip.replay.command.replay_options import request_of
         from opgrip.replay.run.workload import load_workload
 
         try:
@@ -218,7 +218,7 @@ class TraceFile(pytest.File):
 
     def _replay_once(self, start: int, stop: int, folder: Path | None) -> Results:
         from opgrip.replay.command.replay import replay_arguments
-        from opgrip.replay.outcome import Results
+        from opgrip.replay.reports.outcome import Results
 
         args = self._arguments()
         args.start, args.stop = args.start + start, args.start + stop
@@ -230,7 +230,7 @@ class TraceFile(pytest.File):
         return Results.load(path)
 
     def _arguments(self) -> argparse.Namespace:
-        from opgrip.replay.replay_options import make_parser
+        from opgrip.replay.command.replay_options import make_parser
 
         text = self.config.getoption("--opgrip-options")
         with redirect_stderr(io.StringIO()) as said:

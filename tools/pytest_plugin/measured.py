@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from opgrip.replay.comparison import Comparison
-    from opgrip.replay.comparison.comparison import Pair
-    from opgrip.replay.comparison.gate import Gate, Held
-    from opgrip.replay.outcome import Results
+    from opgrip.replay.reports.comparison.comparison import Comparison, Pair
+    from opgrip.replay.reports.comparison.gate import Gate, Held
+    from opgrip.replay.reports.outcome import Results
     from opgrip.replay.results.results import Result
 
 
@@ -120,7 +119,7 @@ TestRow = tuple[str, "Result"]  # node id of a test, and a row that it measured
 
 class StoredBaseline:
     def __init__(self, path: Path) -> None:
-        from opgrip.replay.outcome import Results
+        from opgrip.replay.reports.outcome import Results
 
         run = Results.load(path)
         self.header = run.header
@@ -143,7 +142,7 @@ def _case(row: Result) -> str:
 
 def save_rows(rows: Sequence[TestRow], headers: Sequence[dict[str, Any]], path: Path) -> None:
     from opgrip.cli.output_files import cannot_be_written
-    from opgrip.replay.outcome import write_results
+    from opgrip.replay.reports.outcome import write_results
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -190,7 +189,7 @@ def print_summary(benchmarks: Benchmarks, reporter: pytest.TerminalReporter) -> 
 
 def _table(lines: list[Line], is_compared: bool) -> list[str]:
     from opgrip.display.tables import TableColumn, print_table
-    from opgrip.replay.comparison.differences import interval_text
+    from opgrip.replay.reports.comparison.differences import interval_text
 
     def column(heading: str, value: str | Callable[[Line], object], form: str = "", **options: Any) -> TableColumn:
         return TableColumn(heading, value, form, most=MOST_OF_SHAPES, **options)
@@ -352,7 +351,7 @@ class Benchmarks:
         # the import below loads pandas
         if not self.options.conditions:
             return []
-        from opgrip.replay.comparison.gate import parse_gate
+        from opgrip.replay.reports.comparison.gate import parse_gate
 
         return list(map(parse_gate, self.options.conditions))
 
@@ -363,9 +362,9 @@ class Benchmarks:
     def judge(self, pairs: Sequence[TestRow], header: dict[str, Any], group: str) -> Judged:
         if self.baseline is None:
             return Judged(pairs, header)
-        from opgrip.replay.comparison import compare
-        from opgrip.replay.comparison.gate import hold_all, margin_for
-        from opgrip.replay.outcome import Results
+        from opgrip.replay.reports.comparison.comparison import compare
+        from opgrip.replay.reports.comparison.gate import hold_all, margin_for
+        from opgrip.replay.reports.outcome import Results
 
         base_rows = self.baseline.rows_for(group, [row for _, row in pairs])
         base = Results([row for _, row in base_rows], self.baseline.header)
@@ -432,7 +431,7 @@ def opgrip_benchmark(request: pytest.FixtureRequest) -> Callable[..., Results]:
 
 
 def _measure(item: pytest.Item, measure: Callable[..., Results], *args: Any, **options: Any) -> Results:
-    from opgrip.replay.comparison.results_store import merge_runs
+    from opgrip.replay.reports.comparison.results_store import merge_runs
 
     benchmarks = item.config.stash[BENCHMARKS]
     if benchmarks.options.repeats and not options.get("sequence"):

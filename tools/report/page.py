@@ -29,15 +29,15 @@ from opgrip.cli.terminal import shorten
 from opgrip.errors import UserError
 from opgrip.platform.peaks import from_json
 from opgrip.replay.analyses.speed_ups import summarize_modes
-from opgrip.replay.batch_scale import named_tensors
+from opgrip.replay.cases.batch_scale import named_tensors
 from opgrip.replay.cases.call_sites import count_call_sites
 from opgrip.replay.cases.cases import contexts_of
-from opgrip.replay.comparison.comparison import compare
-from opgrip.replay.comparison.comparison_report import advice, rows_of, summary, total_line
-from opgrip.replay.comparison.gate import hold_all, margin_for, parse_gate
 from opgrip.replay.operators.lookup import family_of
-from opgrip.replay.outcome import Results
 from opgrip.replay.reports.cells import all_columns
+from opgrip.replay.reports.comparison.comparison import compare
+from opgrip.replay.reports.comparison.comparison_report import advice, rows_of, summary, total_line
+from opgrip.replay.reports.comparison.gate import hold_all, margin_for, parse_gate
+from opgrip.replay.reports.outcome import Results
 from opgrip.replay.results.columns import Column
 from opgrip.replay.results.judgement import JUDGEMENT, judged_steps, saving_lines, summary_lines
 from opgrip.replay.results.ratios import reference_of, with_ratios_by_case

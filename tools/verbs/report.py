@@ -10,12 +10,12 @@ from opgrip.cli.command import add_reading, counted, unique_name
 from opgrip.cli.output_files import check_writable, whole_file
 from opgrip.cli.progress import Reporter
 from opgrip.errors import UserError
-from opgrip.replay.plots import PlottedRun, plots
+from opgrip.replay.reports.plots import PlottedRun, plots
 from opgrip.tools.verbs import add_output, report_output, verb
 from opgrip.tools.verbs.results import add_store
 
 if TYPE_CHECKING:
-    from opgrip.replay.outcome import Results
+    from opgrip.replay.reports.outcome import Results
     from opgrip.traces.table.trace import Trace
     from opgrip.zoo.corpus import Corpus
 
@@ -54,9 +54,9 @@ def prepare_plot(parser: argparse.ArgumentParser) -> None:
 def run_plot(args: argparse.Namespace) -> int:
     from opgrip.cli.output_files import check_writable, whole_file
     from opgrip.display.figures import check_plottable, write_figure
-    from opgrip.replay.comparison.results_store import Store
-    from opgrip.replay.outcome import Results
-    from opgrip.replay.plots import PlotChoices, check_choices, draw_runs, request_for
+    from opgrip.replay.reports.comparison.results_store import Store
+    from opgrip.replay.reports.outcome import Results
+    from opgrip.replay.reports.plots import PlotChoices, check_choices, draw_runs, request_for
 
     choices = PlotChoices(args.op, args.case, args.by, args.over, args.title)
     check_choices(args.kind, len(args.results), choices)
@@ -110,7 +110,7 @@ def prepare_report(parser: argparse.ArgumentParser) -> None:
 
 @verb("report", "show results and traces in one HTML file that opens offline", REPORT_EXAMPLES, prepare_report)
 def run_report(args: argparse.Namespace) -> int:
-    from opgrip.replay.comparison.gate import parse_gate
+    from opgrip.replay.reports.comparison.gate import parse_gate
     from opgrip.tools.report import make_page
     from opgrip.tools.report.page import GATES, plotly, tables
     from opgrip.zoo.corpus.corpus import is_several
@@ -141,8 +141,8 @@ def run_report(args: argparse.Namespace) -> int:
 
 
 def _add(name: str, args: argparse.Namespace, runs: dict[str, Results], traces: dict[str, Trace]) -> None:
-    from opgrip.replay.comparison.results_store import Store
-    from opgrip.replay.outcome import Results
+    from opgrip.replay.reports.comparison.results_store import Store
+    from opgrip.replay.reports.outcome import Results
     from opgrip.traces import load
 
     path = Path(name)
@@ -156,7 +156,7 @@ def _add(name: str, args: argparse.Namespace, runs: dict[str, Results], traces: 
 
 
 def _newest_runs(folder: Path) -> list[tuple[str, Results]]:
-    from opgrip.replay.comparison.results_store import Store
+    from opgrip.replay.reports.comparison.results_store import Store
 
     newest: list[tuple[str, Results]] = []
     for run_report in reversed(Store(folder).runs() if folder.is_dir() else []):

@@ -15,7 +15,7 @@ from opgrip.cli.option_types import percent
 from opgrip.tools.verbs import add_output, report_output, verb
 
 if TYPE_CHECKING:
-    from opgrip.replay.outcome import Results
+    from opgrip.replay.reports.outcome import Results
 
 
 def add_store(parser: argparse.ArgumentParser) -> None:
@@ -34,8 +34,8 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 
 
 def read_runs(store: Path | None, *names: str) -> list[Results]:
-    from opgrip.replay.comparison.results_store import Store
-    from opgrip.replay.outcome import Results
+    from opgrip.replay.reports.comparison.results_store import Store
+    from opgrip.replay.reports.outcome import Results
 
     return [Results.load(Store(store).find(name)) for name in names]
 
@@ -60,7 +60,7 @@ def prepare_list(parser: argparse.ArgumentParser) -> None:
 @verb("results list", "list the runs of the results store", LIST_EXAMPLES, prepare_list)
 def run_list(args: argparse.Namespace) -> int:
     from opgrip.display.tables import TableColumn, print_table
-    from opgrip.replay.comparison.results_store import Store
+    from opgrip.replay.reports.comparison.results_store import Store
 
     store = Store(args.store)
     rows = []
@@ -106,7 +106,7 @@ def prepare_prune(parser: argparse.ArgumentParser) -> None:
 
 @verb("results prune", "remove all but the newest runs of the results store", PRUNE_EXAMPLES, prepare_prune)
 def run_prune(args: argparse.Namespace) -> int:
-    from opgrip.replay.comparison.results_store import Store
+    from opgrip.replay.reports.comparison.results_store import Store
 
     store = Store(args.store)
     removed = counted(len(store.prune(args.keep)), "run")
@@ -133,8 +133,8 @@ def prepare_merge(parser: argparse.ArgumentParser) -> None:
 @verb("results merge", "merge several results files into one", MERGE_EXAMPLES, prepare_merge)
 def run_merge(args: argparse.Namespace) -> int:
     from opgrip.cli.output_files import check_writable
-    from opgrip.replay.comparison.results_store import merge_runs, missing_shards
-    from opgrip.replay.outcome import write_results
+    from opgrip.replay.reports.comparison.results_store import merge_runs, missing_shards
+    from opgrip.replay.reports.outcome import write_results
 
     check_writable(args.output, args.force)
     merged = merge_runs(read_runs(args.store, *args.runs))
@@ -285,10 +285,10 @@ GATE_HELP = (
 @verb("compare", "compare results and report faster and slower cases", EXAMPLES, prepare)
 def run(args: argparse.Namespace) -> int:
     from opgrip.cli.output_files import check_writable
-    from opgrip.replay.comparison import compare
-    from opgrip.replay.comparison.comparison_files import form_for, write_comparisons
-    from opgrip.replay.comparison.comparison_report import print_comparison
-    from opgrip.replay.comparison.gate import exit_status, hold_all, margin_for, parse_gate
+    from opgrip.replay.reports.comparison.comparison import compare
+    from opgrip.replay.reports.comparison.comparison_files import form_for, write_comparisons
+    from opgrip.replay.reports.comparison.comparison_report import print_comparison
+    from opgrip.replay.reports.comparison.gate import exit_status, hold_all, margin_for, parse_gate
 
     gates = list(map(parse_gate, args.gate))
     if args.output is not None:

@@ -17,10 +17,10 @@ from opgrip.cli.command import counted, printable
 from opgrip.cli.output_files import Damage, compress_to, read_chunks, whole_file
 from opgrip.errors import UserError
 from opgrip.replay.cases.selection import FORWARD
-from opgrip.replay.comparison.priors import DRIFT, SHORT_US, USUAL, estimate
 from opgrip.replay.inputs.input_options import RECORDED
 from opgrip.replay.modes import EAGER
-from opgrip.replay.outcome import Results
+from opgrip.replay.reports.comparison.priors import DRIFT, SHORT_US, USUAL, estimate
+from opgrip.replay.reports.outcome import Results
 from opgrip.replay.results.origins import Origin, origin_in, origin_of
 from opgrip.replay.results.results import OK, SETTINGS, SKIPPED, UNUSUAL, Result
 from opgrip.traces.schema.json_values import check_nesting

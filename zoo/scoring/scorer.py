@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from opgrip.replay.outcome import scorers
+from opgrip.replay.reports.outcome import scorers
 from opgrip.traces.zoo.manifest import FIELD
 
 if TYPE_CHECKING:
-    from opgrip.replay.outcome import Results
+    from opgrip.replay.reports.outcome import Results
 
 
 class ZooScorer:

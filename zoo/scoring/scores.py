@@ -11,8 +11,8 @@ from typing import Any
 
 from opgrip.cli.command import counted
 from opgrip.errors import UserError
-from opgrip.replay.comparison.priors import SHORT_US, USUAL
-from opgrip.replay.outcome import Results
+from opgrip.replay.reports.comparison.priors import SHORT_US, USUAL
+from opgrip.replay.reports.outcome import Results
 from opgrip.replay.results.origins import Origin, origin_in, origin_of
 from opgrip.replay.results.results import CONTENDED, OK, SKIPPED, UNSUPPORTED, Result
 from opgrip.traces.zoo.manifest import FIELD

@@ -16,7 +16,7 @@ from programs import ROOT, SHIPPED_TRACES, refusal, run_command, succeed
 
 from opgrip.replay import Results
 from opgrip.replay.command.opreplay import main
-from opgrip.replay.replay_options import make_parser
+from opgrip.replay.command.replay_options import make_parser
 from opgrip.replay.reports.fulfilment import unfulfilled
 from opgrip.replay.results.results import CONTENDED, FAILED, OK, SKIPPED, UNSUPPORTED, WRONG, Result
 from opgrip.traces import load

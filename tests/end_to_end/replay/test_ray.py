@@ -19,7 +19,7 @@ from ray_clusters import LOOPBACK, cluster, workers_below
 from several_traces import small_trace
 
 from opgrip.errors import UserError
-from opgrip.replay.outcome import Results
+from opgrip.replay.reports.outcome import Results
 from opgrip.replay.workers.executors import EngineOptions
 from opgrip.replay.workers.executors.ray import start_ray
 from opgrip.replay.workers.ray_pool import Processors

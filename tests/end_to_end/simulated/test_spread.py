@@ -20,7 +20,7 @@ from opgrip.capture import Capture
 from opgrip.errors import UserError
 from opgrip.replay import Results, replay
 from opgrip.replay.command.opreplay import main as opreplay
-from opgrip.replay.replay_options import request_with
+from opgrip.replay.command.replay_options import request_with
 from opgrip.replay.run.workload import Workload, load_workload
 from opgrip.replay.workers.scheduling import PARTS, DealtWindows
 

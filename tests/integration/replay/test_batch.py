@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 from opgrip.replay import replay
-from opgrip.replay.batch_scale import BatchScale, scaled
+from opgrip.replay.cases.batch_scale import BatchScale, scaled
 from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.operators.lookup import Unsupported
 from opgrip.traces import Trace

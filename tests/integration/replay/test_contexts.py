@@ -26,11 +26,11 @@ from opgrip.platform.precisions import (
 )
 from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.cases.unused_results import FOR_BACKWARD, with_unused_results
-from opgrip.replay.checks.reference import Reference
-from opgrip.replay.checks.verdicts import Tolerance
+from opgrip.replay.command.replay_options import request_with
 from opgrip.replay.modes import RunOutputs
 from opgrip.replay.operators.contexts import restored
-from opgrip.replay.replay_options import request_with
+from opgrip.replay.run.checks.reference import Reference
+from opgrip.replay.run.checks.verdicts import Tolerance
 from opgrip.replay.run.workload import load_workload
 from opgrip.replay.timing.timed_functions import TimedFunction
 from opgrip.traces import Trace, load

@@ -14,7 +14,7 @@ from settings import rows_of, settings_of
 
 from opgrip.errors import UserError
 from opgrip.platform.machine import Gpu, find_gpu, open_gpu
-from opgrip.replay.replay_options import request_with
+from opgrip.replay.command.replay_options import request_with
 from opgrip.replay.results.results import OK
 from opgrip.replay.run import energy, measure
 from opgrip.replay.run import measure as metering

@@ -18,12 +18,12 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend
 
 from opgrip.replay.cases.cases import Case
+from opgrip.replay.command.replay_options import request_with
 from opgrip.replay.inputs.inputs import Inputs, device_map
 from opgrip.replay.operators import equivalents
 from opgrip.replay.operators.equivalents import ATTENTIONS, MATH, Equivalent, equivalent_on
 from opgrip.replay.operators.lookup import Operator, find_operator
 from opgrip.replay.operators.torch_private import has_kernel_on
-from opgrip.replay.replay_options import request_with
 from opgrip.replay.results.results import OK, same_outputs
 from opgrip.replay.run.preparation import prepare
 from opgrip.replay.run.workload import workload_for

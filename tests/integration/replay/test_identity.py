@@ -18,11 +18,11 @@ from opgrip.cli.options import CASES, EFFORT, IDENTITY, OUTPUT, RUN, options_in
 from opgrip.errors import UserError
 from opgrip.replay.analyses.nsys import NsysColumns
 from opgrip.replay.cases.cases import make_cases
-from opgrip.replay.comparison import compare
-from opgrip.replay.comparison.results_store import merge_runs
-from opgrip.replay.outcome import Results
-from opgrip.replay.replay_options import make_parser, option_classes, request_with, run_settings
+from opgrip.replay.command.replay_options import make_parser, option_classes, request_with, run_settings
 from opgrip.replay.reports.cells import all_columns, read_frame
+from opgrip.replay.reports.comparison.comparison import compare
+from opgrip.replay.reports.comparison.results_store import merge_runs
+from opgrip.replay.reports.outcome import Results
 from opgrip.replay.reports.result_files import write_json
 from opgrip.replay.results.results import VARIANT_COLUMNS, Result
 from opgrip.replay.run.request import identity

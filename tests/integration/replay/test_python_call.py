@@ -23,10 +23,10 @@ from opgrip.cli.options import arguments_of
 from opgrip.errors import ExistingFileError
 from opgrip.replay import Results, benchmark, replay
 from opgrip.replay.cases.cases import Case, Selection, make_cases
+from opgrip.replay.command.replay_options import make_parser, request_with
 from opgrip.replay.inputs import filling
 from opgrip.replay.operators.lookup import Unsupported, find_operator
 from opgrip.replay.operators.memory import bytes_of, with_memory
-from opgrip.replay.replay_options import make_parser, request_with
 from opgrip.replay.results.results import OK, Result
 from opgrip.replay.run.preparation import Prepared, prepare
 from opgrip.replay.run.workload import Workload, load_workload

@@ -21,10 +21,10 @@ from several_traces import small_trace
 
 from opgrip.errors import UserError
 from opgrip.replay import Results
-from opgrip.replay.comparison.results_store import merge_runs, missing_shards
-from opgrip.replay.outcome import write_results
-from opgrip.replay.replay_options import request_with
+from opgrip.replay.command.replay_options import request_with
 from opgrip.replay.reports.cells import read_completed
+from opgrip.replay.reports.comparison.results_store import merge_runs, missing_shards
+from opgrip.replay.reports.outcome import write_results
 from opgrip.replay.results.origins import Machine
 from opgrip.replay.run.request import (
     RunRequest,

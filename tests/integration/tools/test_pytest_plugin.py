@@ -13,7 +13,7 @@ from made_runs import make_run
 from programs import run_python
 
 import opgrip.replay
-from opgrip.replay.outcome import Results, write_results
+from opgrip.replay.reports.outcome import Results, write_results
 
 pytest_plugins = ["pytester"]
 

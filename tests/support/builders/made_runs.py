@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from opgrip.replay.outcome import Results
+from opgrip.replay.reports.outcome import Results
 from opgrip.replay.results.ratios import join_repeats
 from opgrip.replay.results.results import OK, Result
 

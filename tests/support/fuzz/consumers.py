@@ -24,8 +24,8 @@ from opgrip.replay.cases.selection import FUNCTION, MODULE, Selection
 from opgrip.replay.cases.subgraphs import make_units
 from opgrip.replay.inputs.inputs import Inputs
 from opgrip.replay.operators.lookup import Unsupported, find_operator
-from opgrip.replay.outcome import write_results
 from opgrip.replay.reports import reports
+from opgrip.replay.reports.outcome import write_results
 from opgrip.replay.reports.results_table import print_results
 from opgrip.replay.run.workload import empty_rows
 from opgrip.tools.exports.exported_cases import source_of

@@ -11,7 +11,7 @@ from programs import run_python
 from torch import Tensor
 
 from opgrip.replay.modes import RunOutputs, Task, find_mode
-from opgrip.replay.programs import run_program
+from opgrip.replay.run.programs import run_program
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:

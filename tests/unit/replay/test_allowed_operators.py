@@ -11,6 +11,7 @@ import pytest
 import torch
 from programs import SHIPPED_TRACES, run_python
 
+from opgrip.replay.command.replay_options import make_parser, options_of
 from opgrip.replay.inputs.input_options import InputOptions
 from opgrip.replay.operators.admission import LOOK_FOR, Untrusted
 from opgrip.replay.operators.lookup import (
@@ -22,7 +23,6 @@ from opgrip.replay.operators.lookup import (
     is_private,
     refusal,
 )
-from opgrip.replay.replay_options import make_parser, options_of
 from opgrip.traces import load
 from opgrip.traces.schema.records import EXTENSION, OPERATOR, Signature
 

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from shortened import slow_except
 from torch import Tensor
 
-from opgrip.replay.checks.permitted_differences import GENERATOR_OUTPUTS
-from opgrip.replay.checks.reference import Reference, observe
-from opgrip.replay.checks.verdicts import ResultVerdict, Tolerance
 from opgrip.replay.modes import RunOutputs
+from opgrip.replay.run.checks.permitted_differences import GENERATOR_OUTPUTS
+from opgrip.replay.run.checks.reference import Reference, observe
+from opgrip.replay.run.checks.verdicts import ResultVerdict, Tolerance
 from opgrip.traces.schema.arguments import map_leaves
 
 Function = Callable[..., Any]

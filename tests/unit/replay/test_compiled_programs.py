@@ -16,7 +16,7 @@ from opgrip.replay.cases.functions import function_case
 from opgrip.replay.cases.selection import FORWARD, Point, Variant
 from opgrip.replay.operators.contexts import restored
 from opgrip.replay.operators.lookup import Unsupported
-from opgrip.replay.programs import PARTIAL, remove_partial
+from opgrip.replay.run.programs import PARTIAL, remove_partial
 from opgrip.replay.run.request import RunLimits
 from opgrip.replay.run.workload import describe_failure, key_of
 from opgrip.replay.workers.scheduling import in_parts

@@ -16,7 +16,7 @@ from several_traces import small_trace
 
 from opgrip.errors import UserError
 from opgrip.replay.command.opreplay import main
-from opgrip.replay.outcome import Results
+from opgrip.replay.reports.outcome import Results
 from opgrip.replay.results.origins import Machine
 from opgrip.replay.results.results import Result
 from opgrip.replay.run.measure import CachedRows

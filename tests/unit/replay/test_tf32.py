@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from opgrip.platform.precisions import read_precision
-from opgrip.replay.checks.reference import Reference, observe
-from opgrip.replay.checks.verdicts import ResultVerdict, Tolerance
 from opgrip.replay.operators import contexts as tf32
 from opgrip.replay.operators.contexts import restored
+from opgrip.replay.run.checks.reference import Reference, observe
+from opgrip.replay.run.checks.verdicts import ResultVerdict, Tolerance
 
 aten = torch.ops.aten
 LOST_BITS = 13

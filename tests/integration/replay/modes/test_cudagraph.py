@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from opgrip.replay import Results
 from opgrip.replay.modes import Program, Task, find_mode
 from opgrip.replay.modes.cudagraph import _stream_and_anchor
-from opgrip.replay.programs import run_program
+from opgrip.replay.run.programs import run_program
 from opgrip.traces.schema.arguments import leaves
 
 

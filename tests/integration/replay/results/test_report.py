@@ -16,9 +16,9 @@ from pages import in_browser, opened, table_cells
 from programs import refusal, succeed
 
 from opgrip.capture.command.opcapture import own_cost
-from opgrip.replay.comparison import compare
-from opgrip.replay.comparison.results_store import Store
-from opgrip.replay.outcome import Results
+from opgrip.replay.reports.comparison.comparison import compare
+from opgrip.replay.reports.comparison.results_store import Store
+from opgrip.replay.reports.outcome import Results
 from opgrip.replay.results.judgement import CandidateColumns
 from opgrip.tools.report import make_page
 from opgrip.tools.report.page import describe_comparisons, describe_launches, describe_runs, describe_trace

@@ -25,7 +25,7 @@ from opgrip.replay.cases.call_sites import CallSite, from_text, module_of, to_te
 from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.cases.selection import Selection
 from opgrip.replay.command.trace_replay import repeat
-from opgrip.replay.comparison.results_store import merge_runs
+from opgrip.replay.reports.comparison.results_store import merge_runs
 from opgrip.replay.reports.results_table import print_results, write_markdown
 from opgrip.replay.results.ratios import shares_by, with_ratios
 from opgrip.replay.results.results import CONTENDED, Result

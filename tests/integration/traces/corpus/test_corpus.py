@@ -24,7 +24,7 @@ from opgrip.errors import UserError
 from opgrip.replay import replay
 from opgrip.replay.cases.cases import contexts_of, make_cases
 from opgrip.replay.cases.preceding_calls import CallPosition, make_preceding_calls
-from opgrip.replay.outcome import Results
+from opgrip.replay.reports.outcome import Results
 from opgrip.replay.results.origins import Origin
 from opgrip.traces import Trace, load
 from opgrip.traces.analysis.validation import validate

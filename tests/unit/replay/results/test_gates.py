@@ -12,10 +12,10 @@ import pytest
 from made_runs import HEADER, make_row, make_run
 from shortened import slow_except
 
-from opgrip.replay.comparison import compare
-from opgrip.replay.comparison.differences import Verdict
-from opgrip.replay.comparison.gate import Outcome
-from opgrip.replay.outcome import Results
+from opgrip.replay.reports.comparison.comparison import compare
+from opgrip.replay.reports.comparison.differences import Verdict
+from opgrip.replay.reports.comparison.gate import Outcome
+from opgrip.replay.reports.outcome import Results
 from opgrip.replay.results.ratios import join_repeats
 from opgrip.replay.results.results import Result
 

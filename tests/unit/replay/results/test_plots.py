@@ -20,8 +20,8 @@ from opgrip.display.figures import write_figure
 from opgrip.errors import UserError
 from opgrip.platform.peaks import Level, Peaks, to_json
 from opgrip.replay.analyses.roofline import with_limits
-from opgrip.replay.outcome import Results
-from opgrip.replay.plots import PlotRequest, plots
+from opgrip.replay.reports.outcome import Results
+from opgrip.replay.reports.plots import PlotRequest, plots
 from opgrip.replay.results.results import Result
 from opgrip.tools.opgrip import main
 from opgrip.traces import Trace, load

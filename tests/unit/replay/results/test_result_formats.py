@@ -22,10 +22,10 @@ from pyarrow import parquet
 from opgrip.cli.output_files import quoted, unquoted
 from opgrip.errors import UserError
 from opgrip.replay import Results
-from opgrip.replay.comparison import compare
-from opgrip.replay.comparison.comparison_files import FORMS
-from opgrip.replay.outcome import write_results
 from opgrip.replay.reports import result_files
+from opgrip.replay.reports.comparison.comparison import compare
+from opgrip.replay.reports.comparison.comparison_files import FORMS
+from opgrip.replay.reports.outcome import write_results
 from opgrip.replay.results.ratios import join_repeats
 from opgrip.tools.report import make_page
 

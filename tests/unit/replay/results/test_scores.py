@@ -17,8 +17,8 @@ from made_runs import HEADER, make_row
 from programs import refusal, run_command, succeed
 
 from opgrip.errors import UserError
-from opgrip.replay.comparison.priors import DRIFT, SHORT_US, USUAL
-from opgrip.replay.outcome import Results
+from opgrip.replay.reports.comparison.priors import DRIFT, SHORT_US, USUAL
+from opgrip.replay.reports.outcome import Results
 from opgrip.replay.results.origins import Origin
 from opgrip.replay.results.results import FAILED, SKIPPED, UNSUPPORTED, WRONG, Result
 from opgrip.traces.zoo.manifest import FIELD

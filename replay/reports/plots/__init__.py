@@ -51,7 +51,7 @@ class Plot:
     most: int | None = None
 
 
-plots: Registry[Plot] = Registry("opgrip.replay.plots", "opgrip.plots")  # plot kinds by name
+plots: Registry[Plot] = Registry("opgrip.replay.reports.plots", "opgrip.plots")  # plot kinds by name
 
 
 def timed(rows: Sequence[Result]) -> list[Result]:

@@ -13,8 +13,8 @@ from typing import Any
 
 from opgrip.cli.output_files import cannot_be_written
 from opgrip.errors import UserError, cause_of
-from opgrip.replay.outcome import Results, is_interrupted, write_results
 from opgrip.replay.reports.cells import OPTIONS
+from opgrip.replay.reports.outcome import Results, is_interrupted, write_results
 from opgrip.replay.results.origins import MachineColumns, names_of
 from opgrip.replay.results.ratios import join_repeats, reference_of, with_ratios_by_case
 from opgrip.replay.results.results import OK, SETTINGS, Result

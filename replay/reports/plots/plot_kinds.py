@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from opgrip.cli.command import counted
 from opgrip.display.figures import add_legend, label_axis, literal, logarithmic, marked, new_figure
 from opgrip.errors import UserError
-from opgrip.replay.plots import Plot, PlotRequest, PlottedRun, longest, plots, series_of, time_of, timed
+from opgrip.replay.reports.plots import Plot, PlotRequest, PlottedRun, longest, plots, series_of, time_of, timed
 from opgrip.replay.results.results import VARIANT_COLUMNS, Result
 
 if TYPE_CHECKING:

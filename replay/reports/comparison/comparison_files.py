@@ -12,8 +12,8 @@ from opgrip.cli.output_files import csv_text, whole_file
 from opgrip.cli.terminal import shorten
 from opgrip.display.tables import TableColumn, literal, markdown_table
 from opgrip.errors import UserError
-from opgrip.replay.comparison.comparison import Comparison
-from opgrip.replay.comparison.comparison_report import (
+from opgrip.replay.reports.comparison.comparison import Comparison
+from opgrip.replay.reports.comparison.comparison_report import (
     CHANGED,
     COLUMNS,
     FAILED,
@@ -27,8 +27,8 @@ from opgrip.replay.comparison.comparison_report import (
     summary,
     total_line,
 )
-from opgrip.replay.comparison.differences import interval_text
-from opgrip.replay.comparison.gate import Gate, Outcome, describe, exit_status, hold_all
+from opgrip.replay.reports.comparison.differences import interval_text
+from opgrip.replay.reports.comparison.gate import Gate, Outcome, describe, exit_status, hold_all
 from opgrip.replay.reports.result_files import Suite, Test, write_suites
 from opgrip.replay.results.results import Result
 

@@ -12,10 +12,10 @@ from opgrip.cli.command import counted, printable
 from opgrip.cli.terminal import print_line, shorten
 from opgrip.display.figures import as_html
 from opgrip.display.tables import TableColumn, print_table
-from opgrip.replay.comparison.comparison import UNREADABLE, Comparison, Pair, Total
-from opgrip.replay.comparison.differences import CONFIDENCE, Verdict, interval_text
-from opgrip.replay.comparison.gate import Held, Outcome
 from opgrip.replay.operators.lookup import family_of
+from opgrip.replay.reports.comparison.comparison import UNREADABLE, Comparison, Pair, Total
+from opgrip.replay.reports.comparison.differences import CONFIDENCE, Verdict, interval_text
+from opgrip.replay.reports.comparison.gate import Held, Outcome
 from opgrip.replay.results.columns import Columns, column, columns_in
 from opgrip.replay.results.results import OK, Result
 

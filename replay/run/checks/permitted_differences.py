@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opgrip.replay.checks.closeness import Plain
-from opgrip.replay.checks.verdicts import Tolerance
 from opgrip.replay.operators.memory import Arguments
+from opgrip.replay.run.checks.closeness import Plain
+from opgrip.replay.run.checks.verdicts import Tolerance
 
 # operators with results for their backward only; without one, they are empty on a CPU, and of any shape elsewhere
 LEAVES_EMPTY = frozenset({"native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training"})

@@ -9,7 +9,7 @@ from math import ceil, exp, fsum, log, sqrt
 from statistics import fmean, median, variance
 
 from opgrip.cli.plugins import needed
-from opgrip.replay.comparison.priors import (
+from opgrip.replay.reports.comparison.priors import (
     DRIFT,
     SHORT_US,
     USUAL,

@@ -11,7 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opgrip.replay.checks.closeness import (
+from opgrip.replay.inputs.filling import CAST
+from opgrip.replay.inputs.inputs import Inputs
+from opgrip.replay.modes import RunOutputs
+from opgrip.replay.operators.contexts import EPS, ROUNDED, OperatorNames, may_use_tf32, takes_float32
+from opgrip.replay.operators.devices import module_of
+from opgrip.replay.operators.memory import Arguments, Function, tensors_in
+from opgrip.replay.run.checks.closeness import (
     Plain,
     ResultPosition,
     Unpaired,
@@ -23,7 +29,7 @@ from opgrip.replay.checks.closeness import (
     verdict_on,
     within,
 )
-from opgrip.replay.checks.permitted_differences import (
+from opgrip.replay.run.checks.permitted_differences import (
     DROPOUT,
     chosen_otherwise,
     drawn_otherwise,
@@ -31,13 +37,7 @@ from opgrip.replay.checks.permitted_differences import (
     named,
     runs_wanted,
 )
-from opgrip.replay.checks.verdicts import ResultVerdict, Tolerance, joined, wrong
-from opgrip.replay.inputs.filling import CAST
-from opgrip.replay.inputs.inputs import Inputs
-from opgrip.replay.modes import RunOutputs
-from opgrip.replay.operators.contexts import EPS, ROUNDED, OperatorNames, may_use_tf32, takes_float32
-from opgrip.replay.operators.devices import module_of
-from opgrip.replay.operators.memory import Arguments, Function, tensors_in
+from opgrip.replay.run.checks.verdicts import ResultVerdict, Tolerance, joined, wrong
 from opgrip.traces.schema.arguments import leaves, map_leaves
 from opgrip.traces.schema.tensor_specs import plain_name
 

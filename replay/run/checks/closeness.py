@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from opgrip.cli.command import counted
-from opgrip.replay.checks.verdicts import ResultDifference, ResultVerdict, Tolerance
 from opgrip.replay.modes import RunOutputs
+from opgrip.replay.run.checks.verdicts import ResultDifference, ResultVerdict, Tolerance
 from opgrip.traces.schema.tensor_specs import QUANTIZED, memory_dtype
 
 

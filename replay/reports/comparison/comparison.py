@@ -9,7 +9,7 @@ from math import fsum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from opgrip.replay.comparison.differences import (
+from opgrip.replay.reports.comparison.differences import (
     ComparedRows,
     RatioVerdict,
     Verdict,
@@ -19,14 +19,14 @@ from opgrip.replay.comparison.differences import (
     judge,
     memory_rates,
 )
-from opgrip.replay.outcome import Results
+from opgrip.replay.reports.outcome import Results
 from opgrip.replay.results.ratios import shares_by
 from opgrip.replay.results.results import CONTENDED, OK, SETTINGS, UNUSUAL, WRONG, Result
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from opgrip.replay.comparison.gate import Held
+    from opgrip.replay.reports.comparison.gate import Held
 
 
 OF_HEADER = ("device", "trace_hash", "seed")
@@ -196,23 +196,23 @@ class Comparison:
     @property
     def frame(self) -> pd.DataFrame:
         """Data frame with the columns that `opgrip compare -o` writes; a case with two verdicts has a row for each."""
-        from opgrip.replay.comparison.comparison_report import to_frame
+        from opgrip.replay.reports.comparison.comparison_report import to_frame
 
         return to_frame(self)
 
     def __repr__(self) -> str:
-        from opgrip.replay.comparison.comparison_report import summary
+        from opgrip.replay.reports.comparison.comparison_report import summary
 
         return f"<Comparison: {summary(self)}>"
 
     def _repr_html_(self) -> str:
-        from opgrip.replay.comparison.comparison_report import to_html
+        from opgrip.replay.reports.comparison.comparison_report import to_html
 
         return to_html(self)
 
     def gate(self, *conditions: str) -> list[Held]:
         """Return the outcomes of gates (conditions such as `slower<=5%`), as `opgrip compare --gate` reports them."""
-        from opgrip.replay.comparison.gate import hold_all, parse_gate
+        from opgrip.replay.reports.comparison.gate import hold_all, parse_gate
 
         return hold_all(map(parse_gate, conditions), self)
 
