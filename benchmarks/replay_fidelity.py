@@ -44,8 +44,8 @@ from opgrip.capture import Capture, Schedule
 from opgrip.platform.activity_records import recorded_activities
 from opgrip.replay.command.replay import replay
 from opgrip.replay.inputs.input_options import KINDS, RECORDED
+from opgrip.replay.reports.fidelity import Fidelity
 from opgrip.replay.reports.outcome import Results
-from opgrip.replay.results.fidelity import Fidelity
 from opgrip.traces import Trace, load
 from opgrip.traces.codec.record_forms import to_json
 

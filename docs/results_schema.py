@@ -14,8 +14,8 @@ from typing import Any
 from trace_schema import object_of
 
 from opgrip.replay.reports.cells import all_columns
+from opgrip.replay.reports.fidelity import FIDELITY, HERE, Fidelity
 from opgrip.replay.results.columns import Column, columns_in
-from opgrip.replay.results.fidelity import FIDELITY, HERE, Fidelity
 from opgrip.replay.results.judgement import VERSION, MeanSaving, PartSaving, StepSaving
 from opgrip.replay.results.results import Result
 

@@ -158,8 +158,8 @@ def profiled_rows(folder: Path) -> list[Result]:
 
 
 def main(request_path: str, output: str) -> int:
+    from opgrip.replay.run.scheduling import run_cases
     from opgrip.replay.run.workload import load_workload
-    from opgrip.replay.workers.scheduling import run_cases
 
     work: dict[str, Any] = json.loads(Path(request_path).read_text())
     workload = load_workload(RunRequest.from_plain(work["request"]))

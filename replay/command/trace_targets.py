@@ -21,7 +21,7 @@ from opgrip.errors import MissingFileError, UserError
 from opgrip.replay.cases.sources import source_of
 from opgrip.replay.command.replay_options import request_of
 from opgrip.replay.reports import OutputOptions
-from opgrip.replay.results.fidelity import HERE
+from opgrip.replay.reports.fidelity import HERE
 from opgrip.replay.results.origins import MachineColumns, Origin
 from opgrip.replay.results.results import Result
 from opgrip.replay.run.request import TORCH, Shard, cost_us

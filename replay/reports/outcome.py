@@ -20,8 +20,8 @@ from opgrip.errors import UserError, in_words_of_python
 from opgrip.replay.analyses import analyses
 from opgrip.replay.reports import OutputOptions, report_for
 from opgrip.replay.reports.cells import by_call_site, header_of, read_frame, rows_in, to_frame
+from opgrip.replay.reports.fidelity import Fidelity, fidelity_in, fidelity_of
 from opgrip.replay.reports.plots import PlotChoices, draw_fitting, draw_runs
-from opgrip.replay.results.fidelity import Fidelity, fidelity_in, fidelity_of
 from opgrip.replay.results.judgement import judgement_in
 from opgrip.replay.results.results import VARIANT_COLUMNS, Result, summarize
 from opgrip.replay.workers.journal import journal_path

@@ -18,8 +18,8 @@ from opgrip.replay.inputs.input_options import RECORDED
 from opgrip.replay.modes import EAGER
 from opgrip.replay.reports import report
 from opgrip.replay.reports.cells import added_columns
+from opgrip.replay.reports.fidelity import FACTOR, REASONS
 from opgrip.replay.results.columns import Column
-from opgrip.replay.results.fidelity import FACTOR, REASONS
 from opgrip.replay.results.ratios import ClusterColumns
 from opgrip.replay.results.results import CONTENDED, DIFFERS, IMPOSSIBLE, LAUNCH_BOUND, RAN, Result, describe_shapes
 from opgrip.replay.sequences.step_options import SequenceColumns

@@ -40,6 +40,7 @@ from opgrip.replay.operators.devices import (
 from opgrip.replay.operators.memory import Function, limit_memory, tensors_in
 from opgrip.replay.results.judgement import CandidateColumns, JudgedStep, saving_in_words
 from opgrip.replay.run.request import RunRequest
+from opgrip.replay.run.worker import end_without_device, start_child
 from opgrip.replay.run.workload import Workload, load_workload
 from opgrip.replay.sequences.call_timers import (
     CallTimer,
@@ -72,7 +73,6 @@ from opgrip.replay.sequences.step_passes import (
 from opgrip.replay.sequences.step_results import SequenceResult, SignatureTimes, make_result, under_mode
 from opgrip.replay.timing import pages
 from opgrip.replay.timing.rounds import NO_ROW, QUIET_S, RETRY_NS, Announce, no_garbage_collection
-from opgrip.replay.workers.worker import end_without_device, start_child
 from opgrip.traces import Trace
 
 RunCall = Callable[[DryRun, FlowingCall, CallPlan, HostTimer], None]

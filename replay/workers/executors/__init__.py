@@ -191,7 +191,7 @@ class LocalExecutor:
         return {"device": name_of(device), "environment": describe_environment(device), **facts_of(device)}
 
     def compile(self, workload: Workload, done: Collection[int], reporter: Reporter, may_fork: bool) -> CachedRows:
-        from opgrip.replay.workers.scheduling import DealtWindows, in_parts, make_ahead, rows_ahead
+        from opgrip.replay.run.scheduling import DealtWindows, in_parts, make_ahead, rows_ahead
 
         for device in workload.devices:
             workload.request.energy.check(device)
@@ -219,7 +219,7 @@ class LocalExecutor:
     def run(
         self, workload: Workload, done: Collection[int], cached_rows: CachedRows, may_fork: bool
     ) -> Iterator[list[Result]]:
-        from opgrip.replay.workers.scheduling import run_cases
+        from opgrip.replay.run.scheduling import run_cases
 
         return run_cases(workload, done, may_fork, cached_rows)
 

@@ -21,8 +21,8 @@ from opgrip.errors import UserError
 from opgrip.replay import Results, replay
 from opgrip.replay.command.opreplay import main as opreplay
 from opgrip.replay.command.replay_options import request_with
+from opgrip.replay.run.scheduling import PARTS, DealtWindows
 from opgrip.replay.run.workload import Workload, load_workload
-from opgrip.replay.workers.scheduling import PARTS, DealtWindows
 
 BOTH = ("--device", "sim:0,sim:1")
 FEW = ("--iterations", "2", "--warmup", "0", "--cache", "warm", "--clock-warmup", "0")

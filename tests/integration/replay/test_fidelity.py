@@ -16,9 +16,9 @@ from programs import succeed
 from opgrip.capture import Capture
 from opgrip.replay import replay
 from opgrip.replay.cases.cases import Case, make_cases
+from opgrip.replay.reports.fidelity import with_doubts
 from opgrip.replay.reports.outcome import Results
 from opgrip.replay.reports.results_table import MEANINGS
-from opgrip.replay.results.fidelity import with_doubts
 from opgrip.traces import Trace, load
 
 

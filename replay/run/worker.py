@@ -27,7 +27,7 @@ from opgrip.replay.run.request import RunRequest
 from opgrip.replay.run.workload import Workload, empty_row, empty_rows, load_workload
 from opgrip.replay.timing.rounds import Announce
 
-MODULE = "opgrip.replay.workers.worker"
+MODULE = "opgrip.replay.run.worker"
 RETRIES = 2  # consecutive times that a worker may end without a row and without a case to blame
 
 MOST_LINES, LONGEST_LINE = 20, 200  # maximum number of lines shown of what candidates print, and of characters of each

@@ -20,8 +20,8 @@ from opgrip.replay.operators.devices import free_by_driver
 from opgrip.replay.results.results import Result
 from opgrip.replay.run.measure import CASES, CachedRows, windows
 from opgrip.replay.run.programs import remove_partial
+from opgrip.replay.run.worker import Lane, Worker
 from opgrip.replay.run.workload import OUT_OF_MEMORY, Workload, empty_row
-from opgrip.replay.workers.worker import Lane, Worker
 
 Row = tuple[Case, Variant]
 
