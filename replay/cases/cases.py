@@ -476,3 +476,10 @@ def _times_of(
 
 def _or_none(values: pd.Series[float], is_known: pd.Series[bool]) -> pd.Series[Any]:
     return values.astype(object).where(is_known, None)
+
+
+def shares_of(case: Case) -> list[float]:
+    if len(case.timing_clusters) != 1 + len(case.input_sets):
+        return []
+    counts = [len(item.calls) for item in case.timing_clusters]
+    return [number / sum(counts) for number in counts]

@@ -227,6 +227,7 @@ def no_calls(trace: Trace) -> UserError:
 
 
 FORWARD, BACKWARD = "forward", "backward"
+PROGRAM = "program"  # cache state as in the program, the default
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from opgrip.platform.machine import check_device
 from opgrip.replay.analyses.candidates import print_judgement
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.functions import FunctionTrial, function_case, try_function
+from opgrip.replay.cases.selection import PROGRAM
 from opgrip.replay.command.replay import replay, replay_arguments
 from opgrip.replay.command.replay_options import make_parser, options_of, run_settings, words_of
 from opgrip.replay.command.trace_replay import repeat
@@ -42,7 +43,7 @@ from opgrip.replay.run.checks.verdicts import Tolerance
 from opgrip.replay.run.measure import CachedRows, measure_cases
 from opgrip.replay.run.workload import Workload, empty_rows, workload_for
 from opgrip.replay.timing import pages
-from opgrip.replay.timing.timing_options import PROGRAM, WARM, Effort, TimingOptions
+from opgrip.replay.timing.timing_options import WARM, Effort, TimingOptions
 from opgrip.replay.workers.executors import LocalExecutor
 
 if TYPE_CHECKING:

@@ -24,14 +24,14 @@ from opgrip.cli.options import (
 from opgrip.errors import UserError
 from opgrip.platform.machine import cache_folder
 from opgrip.replay.analyses import analyses, in_order
-from opgrip.replay.cases.selection import CALL, MODULE
+from opgrip.replay.cases.selection import CALL, MODULE, PROGRAM
 from opgrip.replay.inputs.input_options import InputOptions
 from opgrip.replay.modes import CANDIDATE, EAGER
 from opgrip.replay.modes.candidate import OF_MODULES
 from opgrip.replay.reports import OutputOptions
 from opgrip.replay.run.request import OPTION_GROUPS, RunRequest
 from opgrip.replay.sequences.step_options import RankOptions, SequenceOptions, launch_of
-from opgrip.replay.timing.timing_options import DISCRETE, GRAPH, PROGRAM, WARM
+from opgrip.replay.timing.timing_options import DISCRETE, GRAPH, WARM
 from opgrip.replay.workers.executors import PROCESSES, EngineOptions
 
 DESCRIPTION = (

@@ -33,12 +33,12 @@ from opgrip.replay.reports import OutputOptions
 from opgrip.replay.reports.cells import OPTIONS, read_completed
 from opgrip.replay.reports.comparison.comparison import compare
 from opgrip.replay.reports.comparison.comparison_report import advice, summary
-from opgrip.replay.reports.comparison.results_store import Store, usual_folder
+from opgrip.replay.reports.comparison.results_store import Store, join_repeats, usual_folder
 from opgrip.replay.reports.fidelity import HERE, with_doubts
 from opgrip.replay.reports.outcome import Results, check_output, write_results
 from opgrip.replay.results.judgement import judged_steps
 from opgrip.replay.results.origins import Origin, this_machine
-from opgrip.replay.results.ratios import join_repeats, with_divided_launches, with_ratios
+from opgrip.replay.results.ratios import with_divided_launches, with_ratios
 from opgrip.replay.results.results import RAN, SETTINGS, Result
 from opgrip.replay.run.measure import CachedRows
 from opgrip.replay.run.request import cost_us, options_hash

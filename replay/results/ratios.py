@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean, median
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from opgrip.replay.operators.lookup import family_of
 from opgrip.replay.results.columns import Columns, column
-from opgrip.replay.results.paired_ratio import with_joined_pairs
-from opgrip.replay.results.results import NOISY, OK, RAN, WRONG, Result, rate_of
-from opgrip.replay.timing.samples import FEWEST_FOR_PERCENTILES, Samples, effective_runs, quantile
+from opgrip.replay.results.results import OK, RAN, Result
 
 if TYPE_CHECKING:
     from opgrip.replay.cases.cases import Case
@@ -115,106 +110,6 @@ class ClusterColumns(Columns):
         "median captured time of the calls in each timing cluster", "us", several=True
     )
     behaviours_us: list[float] | None = column("median time of the runs for each timing cluster", "us", several=True)
-
-
-def shares_of(case: Case) -> list[float]:
-    if len(case.timing_clusters) != 1 + len(case.input_sets):
-        return []
-    counts = [len(item.calls) for item in case.timing_clusters]
-    return [number / sum(counts) for number in counts]
-
-
-def with_timing_clusters(result: Result, case: Case, samples: Samples) -> Result:
-    if len(case.timing_clusters) == 1:
-        return result.adding(ClusterColumns(place=case.timing_clusters[0].place))
-    shares = shares_of(case)
-    medians = [samples.median_us_of(index) for index in range(len(shares))]
-    cluster_medians_us = [median for median in medians if median is not None]
-    if not shares or len(cluster_medians_us) < len(medians):
-        return result
-    captured = [item.captured_us for item in case.timing_clusters]
-    return result.adding(
-        ClusterColumns(behaviour_shares=shares, behaviours_captured_us=captured, behaviours_us=cluster_medians_us)
-    )
-
-
-def join_repeats(rows: Sequence[Result]) -> Result:
-    # wrong rows are worse than others, those with the largest error worst
-    bad = max(
-        (row for row in rows if row.status not in RAN),
-        key=lambda row: (row.status == WRONG, row.max_abs or 0.0),
-        default=None,
-    )
-    if bad is not None or len(rows) == 1:
-        return bad or rows[0]
-    errors: dict[str, Any] = {
-        name: max((error for row in rows if (error := getattr(row, name)) is not None), default=None)
-        for name in ("max_abs", "max_rel")
-    }
-    rows = [row for row in rows if row.status == OK] or rows
-    first, times = rows[0], [time for row in rows for time in row.times_us or ()]
-    if not times:
-        return replace(first, **errors)
-    repeats = [count for row in rows for count in row.repeats or [len(row.times_us or ())]]
-    weights = [weight * len(row.repeats or (1,)) / len(repeats) for row in rows for weight in weights_of(row)]
-    kinds = [kind for row in rows for kind in row.kinds or [0] * len(row.times_us or ())]
-    p10, low, middle, high, p90 = (quantile(times, weights, share) for share in (0.1, 0.25, 0.5, 0.75, 0.9))
-    spread, runs = (high - low) / middle if middle else None, effective_runs(weights)
-    ratios: dict[str, Any] = {
-        name: median(figures)
-        if (figures := [value for row in rows if (value := getattr(row, name)) is not None])
-        else None
-        for name in ("ratio_p10", "ratio_p50", "ratio_p90")
-    }
-    known_rates = [row.memory_gb_per_s for row in rows if row.memory_gb_per_s]
-    joined = replace(
-        first,
-        median_us=middle,
-        p10_us=p10 if runs >= FEWEST_FOR_PERCENTILES else None,
-        p90_us=p90 if runs >= FEWEST_FOR_PERCENTILES else None,
-        mean_us=float(np.average(times, weights=weights)),
-        samples=len(times),
-        runs=runs,
-        spread=spread,
-        noisy=None if spread is None else spread > NOISY,
-        dropped=sum(row.dropped for row in rows),
-        slowed=fmean(row.slowed or 0.0 for row in rows),
-        memory_gb_per_s=fmean(known_rates) if known_rates else None,
-        gflop_per_s=rate_of(first.flops, middle) if first.status == OK else None,
-        gb_per_s=rate_of(first.bytes_moved, middle) if first.status == OK else None,
-        times_us=times,
-        weights=weights,
-        kinds=kinds if any(kinds) else None,
-        repeats=repeats,
-        ratio=None,
-        **ratios,
-        **errors,
-    )
-    return with_joined_pairs(joined, rows)
-
-
-def weights_of(row: Result) -> list[float]:
-    count, weights = len(row.times_us or ()), row.weights or []
-    # files may contain invalid weights
-    if len(weights) != count or min(weights, default=0.0) < 0 or not sum(weights) > 0:
-        weights = [1.0] * count
-    total = sum(weights)
-    return [weight / total for weight in weights]
-
-
-def repeats_of(row: Result) -> Iterator[tuple[Sequence[float], Sequence[float], Sequence[int]]]:
-    times, weights = row.times_us or [], weights_of(row)
-    # in files without kinds, runs of one kind have equal weights
-    kinds = row.kinds if row.kinds and len(row.kinds) == len(times) else [round(1e9 * weight) for weight in weights]
-    counts = row.repeats or []
-    if sum(counts) != len(times) or min(counts, default=0) < 0:
-        counts = [len(times)]
-    start = 0
-    for count in counts:
-        if sum(weights[start : start + count]) > 0:
-            end = start + count
-            yield times[start:end], weights[start:end], kinds[start:end]
-        start += count
 
 
 BY_REPLAY = "replayed times"

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from opgrip.cli.command import counted
 from opgrip.replay.cases.call_sites import CallSite, from_text
-from opgrip.replay.cases.selection import FORWARD
+from opgrip.replay.cases.selection import FORWARD, PROGRAM
 from opgrip.replay.inputs.input_options import RECORDED
 from opgrip.replay.results.columns import Columns, column, columns_in
-from opgrip.replay.timing.timing_options import PROGRAM
 
 if TYPE_CHECKING:
     from opgrip.traces.schema.records import Signature

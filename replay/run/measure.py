@@ -15,17 +15,17 @@ from opgrip.platform.activity_records import records_work
 from opgrip.platform.machine import find_gpu
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.preceding_calls import PrecedingCalls
-from opgrip.replay.cases.selection import PointOptions
+from opgrip.replay.cases.selection import PROGRAM, PointOptions
 from opgrip.replay.inputs.input_options import REPEATED
 from opgrip.replay.modes import ModeOptions
 from opgrip.replay.operators.contexts import restored
 from opgrip.replay.operators.devices import check_use, synchronizer
 from opgrip.replay.operators.memory import bytes_of
-from opgrip.replay.results.ratios import base_index, with_ratios, with_timing_clusters
+from opgrip.replay.results.ratios import base_index, with_ratios
 from opgrip.replay.results.results import LAUNCH_BOUND, Result
 from opgrip.replay.run.energy import Clocks, Energy, open_meter, warm_up
 from opgrip.replay.run.kernels import with_kernels
-from opgrip.replay.run.preparation import Prepared, prepare, with_energy, with_pairs, with_times
+from opgrip.replay.run.preparation import Prepared, prepare, with_energy, with_pairs, with_times, with_timing_clusters
 from opgrip.replay.run.untrusted import untrusted_processes
 from opgrip.replay.run.workload import Workload, failed
 from opgrip.replay.timing import pages
@@ -36,7 +36,7 @@ from opgrip.replay.timing.rounds import NO_ROW, Announce, FunctionGroup, Measure
 from opgrip.replay.timing.samples import LEAST
 from opgrip.replay.timing.stopwatch import Stopwatch, empty_call_ns
 from opgrip.replay.timing.timed_functions import MOST_KEPT, TimedFunction
-from opgrip.replay.timing.timing_options import COLD, DISCRETE, PROGRAM, WARM
+from opgrip.replay.timing.timing_options import COLD, DISCRETE, WARM
 
 
 def metered(number: int, groups: Sequence[FunctionGroup], workload: Workload, announce: Announce) -> dict[int, Energy]:

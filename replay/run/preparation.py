@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from opgrip.errors import cause_of
-from opgrip.replay.cases.cases import Case
+from opgrip.replay.cases.cases import Case, shares_of
 from opgrip.replay.cases.preceding_calls import used_bytes
-from opgrip.replay.cases.selection import BACKWARD, Variant
+from opgrip.replay.cases.selection import BACKWARD, PROGRAM, Variant
 from opgrip.replay.cases.unused_results import refused_argument, with_equivalents, with_gradients
 from opgrip.replay.inputs.input_options import with_values
 from opgrip.replay.inputs.inputs import ADDRESSES, Inputs
@@ -37,7 +37,7 @@ from opgrip.replay.operators.memory import (
 from opgrip.replay.operators.torch_private import is_composite
 from opgrip.replay.operators.work import Work, counted, work_of
 from opgrip.replay.results.paired_ratio import PairedColumns, paired_ratio
-from opgrip.replay.results.ratios import shares_of
+from opgrip.replay.results.ratios import ClusterColumns
 from opgrip.replay.results.results import (
     CONTENDED,
     NOISY,
@@ -68,7 +68,7 @@ from opgrip.replay.timing.ranges import PREPARE, entered
 from opgrip.replay.timing.rounds import Announce
 from opgrip.replay.timing.samples import FEWEST, Samples
 from opgrip.replay.timing.timed_functions import MOST, InputSet, TimedFunction, paired_runs
-from opgrip.replay.timing.timing_options import GRAPH, PROGRAM
+from opgrip.replay.timing.timing_options import GRAPH
 from opgrip.traces.schema.records import Signature
 
 # row, and the function to time, or None if the row says why it cannot be timed
@@ -510,3 +510,17 @@ def with_pairs(row: Result, function: TimedFunction, other: TimedFunction, base_
         return row
     row = replace(row, ratio_p10=ratio.low, ratio_p50=ratio.middle, ratio_p90=ratio.high)
     return row.adding(PairedColumns(ratio.error, ratio.chance))
+
+
+def with_timing_clusters(result: Result, case: Case, samples: Samples) -> Result:
+    if len(case.timing_clusters) == 1:
+        return result.adding(ClusterColumns(place=case.timing_clusters[0].place))
+    shares = shares_of(case)
+    medians = [samples.median_us_of(index) for index in range(len(shares))]
+    cluster_medians_us = [median for median in medians if median is not None]
+    if not shares or len(cluster_medians_us) < len(medians):
+        return result
+    captured = [item.captured_us for item in case.timing_clusters]
+    return result.adding(
+        ClusterColumns(behaviour_shares=shares, behaviours_captured_us=captured, behaviours_us=cluster_medians_us)
+    )

@@ -24,7 +24,7 @@ from torch import Tensor
 from opgrip.errors import UserError
 from opgrip.platform.contention import let_threads_sleep
 from opgrip.platform.sandbox import Child, Ended, check_bubblewrap
-from opgrip.replay.cases.cases import Case
+from opgrip.replay.cases.cases import Case, shares_of
 from opgrip.replay.cases.functions import strided_spec
 from opgrip.replay.cases.preceding_calls import CallPosition
 from opgrip.replay.cases.selection import Variant
@@ -34,7 +34,6 @@ from opgrip.replay.modes import CANDIDATE, RunOutputs
 from opgrip.replay.modes.candidate import Candidate
 from opgrip.replay.operators.lookup import Operator, Unsupported
 from opgrip.replay.operators.memory import CallMemory, Function, tensors_in
-from opgrip.replay.results.ratios import shares_of
 from opgrip.replay.run.checks.reference import DRAWN_ONCE, Reference
 from opgrip.replay.run.checks.verdicts import ResultVerdict, WrongResultError, wrong
 from opgrip.replay.run.untrusted_process import HELD

@@ -22,7 +22,7 @@ from opgrip.platform.machine import processor
 from opgrip.replay.cases.call_sites import module_of, phase_of, to_text
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.preceding_calls import PrecedingCalls, make_places_of_subgraphs, make_preceding_calls
-from opgrip.replay.cases.selection import BACKWARD, FORWARD, Point, Variant, unconverted
+from opgrip.replay.cases.selection import BACKWARD, FORWARD, PROGRAM, Point, Variant, unconverted
 from opgrip.replay.cases.sources import NO_TRACE, CaseSet, source_of
 from opgrip.replay.cases.unused_results import with_unused_results, with_weights
 from opgrip.replay.inputs.filling import cast_signature
@@ -36,7 +36,7 @@ from opgrip.replay.operators.memory import bytes_of, is_out_of_memory
 from opgrip.replay.results.results import FAILED, OK, UNSUPPORTED, WRONG, Result, describe_shapes
 from opgrip.replay.run.checks.verdicts import WrongResultError
 from opgrip.replay.run.request import RunRequest, take_shard
-from opgrip.replay.timing.timing_options import DISCRETE, EVENTS, GRAPH, PROGRAM, TimingOptions
+from opgrip.replay.timing.timing_options import DISCRETE, EVENTS, GRAPH, TimingOptions
 from opgrip.traces import Trace
 from opgrip.traces.codec.record_forms import to_json
 from opgrip.traces.formats.building import says_gradients

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from opgrip.cli.option_types import seconds
 from opgrip.cli.options import EFFORT, IDENTITY, RUN, option, titled
+from opgrip.replay.cases.selection import PROGRAM
 from opgrip.replay.results.columns import Columns, column
 from opgrip.replay.results.results import CONTENDED, NOISY, RAN, Result
-from opgrip.replay.timing.timing_options import PROGRAM, SEQUENCE
+from opgrip.replay.timing.timing_options import SEQUENCE
 
 if TYPE_CHECKING:
     from opgrip.replay.cases.cases import Case

@@ -9,8 +9,9 @@ from opgrip.cli.command import not_negative, positive
 from opgrip.cli.option_types import duration, names, percent, seconds
 from opgrip.cli.options import EFFORT, IDENTITY, RUN, option, titled
 from opgrip.errors import UserError
+from opgrip.replay.cases.selection import PROGRAM
 
-PROGRAM, WARM, COLD = "program", "warm", "cold"
+WARM, COLD = "warm", "cold"
 CACHES = (PROGRAM, WARM, COLD)
 DISCRETE, CONTINUOUS, EVENTS, GRAPH = "discrete", "continuous", "events", "graph"
 METHODS = (DISCRETE, CONTINUOUS, EVENTS, GRAPH)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import exp, inf, log, sqrt
 from statistics import fmean, median, variance
 
 from opgrip.cli.plugins import needed
-from opgrip.replay.results.ratios import repeats_of
 from opgrip.replay.results.results import CONTENDED, Result
 from opgrip.replay.timing.samples import quantile
 
@@ -152,3 +151,27 @@ def _inverse_trigamma(value: float) -> float:
         step = trigamma * (1 - trigamma / value) / float(polygamma(2, guess))
         guess += step
     return guess
+
+
+def weights_of(row: Result) -> list[float]:
+    count, weights = len(row.times_us or ()), row.weights or []
+    # files may contain invalid weights
+    if len(weights) != count or min(weights, default=0.0) < 0 or not sum(weights) > 0:
+        weights = [1.0] * count
+    total = sum(weights)
+    return [weight / total for weight in weights]
+
+
+def repeats_of(row: Result) -> Iterator[tuple[Sequence[float], Sequence[float], Sequence[int]]]:
+    times, weights = row.times_us or [], weights_of(row)
+    # in files without kinds, runs of one kind have equal weights
+    kinds = row.kinds if row.kinds and len(row.kinds) == len(times) else [round(1e9 * weight) for weight in weights]
+    counts = row.repeats or []
+    if sum(counts) != len(times) or min(counts, default=0) < 0:
+        counts = [len(times)]
+    start = 0
+    for count in counts:
+        if sum(weights[start : start + count]) > 0:
+            end = start + count
+            yield times[start:end], weights[start:end], kinds[start:end]
+        start += count

@@ -6,19 +6,25 @@ import os
 import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any
+
+import numpy as np
 
 from opgrip.cli.output_files import cannot_be_written
 from opgrip.errors import UserError, cause_of
 from opgrip.replay.reports.cells import OPTIONS
+from opgrip.replay.reports.comparison.priors import weights_of
 from opgrip.replay.reports.outcome import Results, is_interrupted, write_results
 from opgrip.replay.results.origins import MachineColumns, names_of
-from opgrip.replay.results.ratios import join_repeats, reference_of, with_ratios_by_case
-from opgrip.replay.results.results import OK, SETTINGS, Result
+from opgrip.replay.results.paired_ratio import with_joined_pairs
+from opgrip.replay.results.ratios import reference_of, with_ratios_by_case
+from opgrip.replay.results.results import NOISY, OK, RAN, SETTINGS, WRONG, Result, rate_of
 from opgrip.replay.run.request import MOST_SHARDS
+from opgrip.replay.timing.samples import FEWEST_FOR_PERCENTILES, effective_runs, quantile
 
 VARIABLE = "OPGRIP_STORE"  # environment variable with the folder of the store
 LATEST = re.compile(r"latest(?:~(\d+))?")  # name of the newest run of a store, or of an earlier one (`latest~1`)
@@ -319,3 +325,58 @@ def _check_equal(name: str, values: Sequence[Any], hint: str) -> None:
     other = next((value for value in values if value != values[0]), values[0])
     if other != values[0]:
         raise UserError(f"the files differ in {name.replace('_', ' ')}: {values[0]} and {other}", hint)
+
+
+def join_repeats(rows: Sequence[Result]) -> Result:
+    # wrong rows are worse than others, those with the largest error worst
+    bad = max(
+        (row for row in rows if row.status not in RAN),
+        key=lambda row: (row.status == WRONG, row.max_abs or 0.0),
+        default=None,
+    )
+    if bad is not None or len(rows) == 1:
+        return bad or rows[0]
+    errors: dict[str, Any] = {
+        name: max((error for row in rows if (error := getattr(row, name)) is not None), default=None)
+        for name in ("max_abs", "max_rel")
+    }
+    rows = [row for row in rows if row.status == OK] or rows
+    first, times = rows[0], [time for row in rows for time in row.times_us or ()]
+    if not times:
+        return replace(first, **errors)
+    repeats = [count for row in rows for count in row.repeats or [len(row.times_us or ())]]
+    weights = [weight * len(row.repeats or (1,)) / len(repeats) for row in rows for weight in weights_of(row)]
+    kinds = [kind for row in rows for kind in row.kinds or [0] * len(row.times_us or ())]
+    p10, low, middle, high, p90 = (quantile(times, weights, share) for share in (0.1, 0.25, 0.5, 0.75, 0.9))
+    spread, runs = (high - low) / middle if middle else None, effective_runs(weights)
+    ratios: dict[str, Any] = {
+        name: median(figures)
+        if (figures := [value for row in rows if (value := getattr(row, name)) is not None])
+        else None
+        for name in ("ratio_p10", "ratio_p50", "ratio_p90")
+    }
+    known_rates = [row.memory_gb_per_s for row in rows if row.memory_gb_per_s]
+    joined = replace(
+        first,
+        median_us=middle,
+        p10_us=p10 if runs >= FEWEST_FOR_PERCENTILES else None,
+        p90_us=p90 if runs >= FEWEST_FOR_PERCENTILES else None,
+        mean_us=float(np.average(times, weights=weights)),
+        samples=len(times),
+        runs=runs,
+        spread=spread,
+        noisy=None if spread is None else spread > NOISY,
+        dropped=sum(row.dropped for row in rows),
+        slowed=fmean(row.slowed or 0.0 for row in rows),
+        memory_gb_per_s=fmean(known_rates) if known_rates else None,
+        gflop_per_s=rate_of(first.flops, middle) if first.status == OK else None,
+        gb_per_s=rate_of(first.bytes_moved, middle) if first.status == OK else None,
+        times_us=times,
+        weights=weights,
+        kinds=kinds if any(kinds) else None,
+        repeats=repeats,
+        ratio=None,
+        **ratios,
+        **errors,
+    )
+    return with_joined_pairs(joined, rows)

@@ -20,8 +20,7 @@ from repeated_calls import repeat_calls
 
 import opgrip.traces
 from opgrip.replay.cases import cases
-from opgrip.replay.cases.cases import make_cases
-from opgrip.replay.results.ratios import shares_of
+from opgrip.replay.cases.cases import make_cases, shares_of
 from opgrip.traces import Trace, TraceReader, UserError, load, read
 from opgrip.traces.analysis.dataflow import Dataflow, graph_facts, make_graph
 from opgrip.traces.analysis.differences import compare_traces

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from opgrip.replay.reports.comparison.results_store import join_repeats
 from opgrip.replay.reports.outcome import Results
-from opgrip.replay.results.ratios import join_repeats
 from opgrip.replay.results.results import OK, Result
 
 HEADER: dict[str, Any] = {

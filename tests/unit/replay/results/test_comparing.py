@@ -23,8 +23,8 @@ from opgrip.replay.reports.comparison.comparison_report import print_comparison,
 from opgrip.replay.reports.comparison.differences import Difference, Verdict, judge
 from opgrip.replay.reports.comparison.gate import exit_status, hold, parse_gate
 from opgrip.replay.reports.comparison.priors import USUAL, Prior, learn
+from opgrip.replay.reports.comparison.results_store import join_repeats
 from opgrip.replay.reports.outcome import Results, write_results
-from opgrip.replay.results.ratios import join_repeats
 from opgrip.replay.results.results import Result
 
 SLOWER_BY_5 = parse_gate("slower<=5%")

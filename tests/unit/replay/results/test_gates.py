@@ -15,8 +15,8 @@ from shortened import slow_except
 from opgrip.replay.reports.comparison.comparison import compare
 from opgrip.replay.reports.comparison.differences import Verdict
 from opgrip.replay.reports.comparison.gate import Outcome
+from opgrip.replay.reports.comparison.results_store import join_repeats
 from opgrip.replay.reports.outcome import Results
-from opgrip.replay.results.ratios import join_repeats
 from opgrip.replay.results.results import Result
 
 FAILED, PASSED, NOT_DECIDED = Outcome.FAILED, Outcome.PASSED, Outcome.NOT_DECIDED

@@ -25,8 +25,8 @@ from opgrip.replay import Results
 from opgrip.replay.reports import result_files
 from opgrip.replay.reports.comparison.comparison import compare
 from opgrip.replay.reports.comparison.comparison_files import FORMS
+from opgrip.replay.reports.comparison.results_store import join_repeats
 from opgrip.replay.reports.outcome import write_results
-from opgrip.replay.results.ratios import join_repeats
 from opgrip.tools.report import make_page
 
 EVIL = "=cmd|'/c calc'!A1 & <b> % $ # _ { } ~ ^ \\ \x07"
