@@ -118,8 +118,7 @@ def _machine_of_tests() -> Iterator[None]:
     Programs that can be recorded are visible only to the test process that started them.
     """
     with TemporaryDirectory(prefix="og") as folder, pytest.MonkeyPatch.context() as patch:
-        for name in MEASURING:
-            patch.setattr(importlib.import_module(name), "Contention", QuietMachine)
+        patch.setattr(importlib.import_module(MEASURING), "Contention", QuietMachine)
         patch.setattr(proof, "subprocess", PROVING)
         patch.setattr(sandbox, "subprocess", WORKERS)
         patch.setenv("XDG_RUNTIME_DIR", folder)

@@ -1,8 +1,7 @@
-"""Timers for the calls of a step, programs for these calls, and detection of disturbed calls."""
+"""Timers for the calls of a step, and programs for these calls."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter_ns
@@ -12,7 +11,6 @@ import numpy as np
 import torch
 
 from opgrip.errors import UserError
-from opgrip.platform.contention import Contention
 from opgrip.replay.cases.flow import FlowingCall, NewMemory
 from opgrip.replay.cases.selection import FORWARD, Variant
 from opgrip.replay.inputs.input_options import RECORDED
@@ -30,8 +28,7 @@ from opgrip.replay.run.checks.verdicts import Tolerance
 from opgrip.replay.run.programs import make_program, run_program
 from opgrip.replay.run.workload import Workload, describe_failure
 from opgrip.replay.timing import pages
-from opgrip.replay.timing.rounds import WATCHFUL_NS
-from opgrip.replay.timing.stopwatch import Pace, keep_busy
+from opgrip.replay.timing.stopwatch import keep_busy
 from opgrip.replay.timing.timing_options import GRAPH
 
 # time for passes timed by the host; an accelerator's times are from passes that its own clock times
@@ -139,82 +136,6 @@ def typical_ns(passes: Sequence[Sequence[int]]) -> list[float]:
     return medians
 
 
-CHECK_NS = 10_000_000  # between two checks; a check takes some ten microseconds and evicts a few cache lines
-SHARE = 0.05  # share of a pass's time; a pass that is disturbed for longer counts as slowed or contended
-
-
-class Slowdown:
-    """Detects whether the processor was slowed down, and during which calls other processes used the cores."""
-
-    def __init__(self, processes: int = 1) -> None:
-        self._pace, self._contention = Pace(), Contention()
-        self._is_alone = processes == 1
-        threads = torch.get_num_threads() * processes
-        self._sees_others = self._is_alone or threads <= len(os.sched_getaffinity(0))
-        self._watchful_until_ns = 0
-        self._reset()
-
-    def _reset(self) -> None:
-        self._began_ns = self._checked_ns = self._paced_ns = perf_counter_ns()
-        self._slowed_ns = self._contended_ns = self._calls = self._first = 0
-        self._contended: set[int] = set()
-
-    def begin(self) -> None:
-        # discard what happened before the pass
-        self._check(with_pace=True)
-        self._reset()
-
-    def check(self) -> None:
-        self._calls += 1
-        now = perf_counter_ns()
-        if now - self._paced_ns >= CHECK_NS:
-            self._check(with_pace=True)
-        elif now < self._watchful_until_ns:
-            self._check(with_pace=False)
-
-    def end(self) -> None:
-        self._check(with_pace=True)
-
-    @property
-    def is_slowed(self) -> bool:
-        """True if the processor was slowed down, or used by others, for more than `SHARE` of the time."""
-        return self._slowed_ns > SHARE * (self._checked_ns - self._began_ns)
-
-    @property
-    def is_contended(self) -> bool:
-        return self._contended_ns > SHARE * (self._checked_ns - self._began_ns)
-
-    @property
-    def contended_calls(self) -> frozenset[int]:
-        """Indices of the calls during which, or just before which, other processes used the cores."""
-        return frozenset(self._contended)
-
-    @property
-    def has_room(self) -> bool:
-        # the other processes of a step do not count as others
-        return not self._is_alone or self._contention.has_room
-
-    def close(self) -> None:
-        self._contention.close()
-
-    def _check(self, with_pace: bool) -> None:
-        # check both, since each reports what happened since its last check
-        is_slowed = with_pace and self._pace.is_slowed()
-        is_contended = self._contention.is_contended() or (is_slowed and self._is_alone and self._contention.is_shared)
-        now = perf_counter_ns()
-        span_ns = now - self._checked_ns
-        if is_slowed or is_contended:
-            self._slowed_ns += now - self._paced_ns if is_slowed else span_ns
-        if is_contended and self._sees_others:
-            self._contended_ns += span_ns
-            # the next call runs with caches that another process evicted
-            self._contended.update(range(self._first, self._calls + 1))
-            self._watchful_until_ns = now + WATCHFUL_NS
-        self._checked_ns, self._first = now, self._calls
-        if with_pace:
-            self._paced_ns = now
-
-
 @dataclass(frozen=True, slots=True)
 class CallProgram:
     """The program that runs the calls of a signature in a mode.
@@ -231,12 +152,12 @@ class CallProgram:
     max_abs: float | None = None
     max_rel: float | None = None
 
-    def run(self, arguments: Arguments, watch: CallTimer) -> Any:
-        """Run a call and return its results; `watch` does not time the conversion of arguments and results."""
+    def run(self, arguments: Arguments, timer: CallTimer) -> Any:
+        """Run a call and return its results; `timer` does not time the conversion of arguments and results."""
         assert self.program is not None, "without a program, calls run in eager"
         args, kwargs = arguments
         entered, named = arguments if self.program.enter is None else self.program.enter(arguments)
-        raw_result = watch.run(self.program.function, entered, named)
+        raw_result = timer.run(self.program.function, entered, named)
         if self.program.leave is None:
             return raw_result
         results = self.program.leave(raw_result)

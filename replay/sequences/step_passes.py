@@ -13,9 +13,10 @@ import numpy as np
 from opgrip.replay.cases.flow import FlowingCall
 from opgrip.replay.operators.devices import check_use, is_accelerator, module_of, synchronizer
 from opgrip.replay.results.paired_ratio import WITHIN_95
-from opgrip.replay.sequences.call_timers import CallTimer, Slowdown
+from opgrip.replay.sequences.call_timers import CallTimer
 from opgrip.replay.sequences.dry_run import CallPlan, DryRun, switching
 from opgrip.replay.sequences.step_memory import Lanes, reason_of
+from opgrip.replay.timing.disturbances import PassWatch
 from opgrip.replay.timing.rounds import NO_ROW
 
 RESAMPLES = 100  # number of bootstrap samples
@@ -125,10 +126,10 @@ def _savings(times_ns: np.ndarray[Any, np.dtype[np.float64]], indices: Sequence[
 
 
 # function that runs and times one pass, such as `run_timed`
-RunPass: TypeAlias = Callable[[Any, str, Any, Slowdown], tuple[Pass, str]]
+RunPass: TypeAlias = Callable[[Any, str, Any, PassWatch], tuple[Pass, str]]
 
 
-def run_timed(dry_run: DryRun, device: str, watch: CallTimer, slowdown: Slowdown) -> tuple[Pass, str]:
+def run_timed(dry_run: DryRun, device: str, timer: CallTimer, watch: PassWatch) -> tuple[Pass, str]:
     """Run the calls of the step once; return the times, and the reason why a call failed (empty if none failed)."""
     synchronize, failure = synchronizer(device), ""
     allocator = module_of(device) if is_accelerator(device) else None
@@ -141,17 +142,17 @@ def run_timed(dry_run: DryRun, device: str, watch: CallTimer, slowdown: Slowdown
         if lanes is not None:
             at_end.callback(lanes.end)
         synchronize()
-        slowdown.begin()
+        watch.begin()
         start = perf_counter_ns()
         for index, (call, plan) in enumerate(zip(dry_run.flow.calls, dry_run.plans, strict=True)):
             use(call.settings)
             if lanes is not None:
                 lanes.before(index)
             if dry_run.meets_others(call, plan):
-                watch.skip()
+                timer.skip()
             else:
                 try:
-                    run_call(dry_run, call, plan, watch)
+                    run_call(dry_run, call, plan, timer)
                 except Exception as error:
                     check_use(device, error)
                     failure = f"{call.op}: {reason_of(error)}"
@@ -163,30 +164,30 @@ def run_timed(dry_run: DryRun, device: str, watch: CallTimer, slowdown: Slowdown
             if lanes is not None:
                 lanes.drop(call.over, dry_run.memory)
             dry_run.memory.drop(call.over)
-            slowdown.check()
+            watch.check()
         dry_run.finish()
         synchronize()
         wall = perf_counter_ns() - start
-        slowdown.end()
+        watch.end()
     peak = dry_run.memory.peak_bytes
     if allocator is not None:
         peak = allocator.max_memory_allocated(device) - at_start
     return Pass(
-        times_ns=watch.times_ns(),
+        times_ns=timer.times_ns(),
         wall_ns=wall,
         peak_bytes=peak,
-        on_device=frozenset(watch.on_device),
-        slowed=slowdown.is_slowed,
-        is_contended=slowdown.is_contended,
-        contended_calls=slowdown.contended_calls,
+        on_device=frozenset(timer.on_device),
+        slowed=watch.is_slowed,
+        is_contended=watch.is_contended,
+        contended_calls=watch.contended_calls,
     ), failure
 
 
-def run_call(dry_run: DryRun, call: FlowingCall, plan: CallPlan, watch: CallTimer) -> None:
-    """Run a call as planned and store its results for later calls; `watch` times it, or skips it if it cannot run."""
+def run_call(dry_run: DryRun, call: FlowingCall, plan: CallPlan, timer: CallTimer) -> None:
+    """Run a call as planned and store its results for later calls; `timer` times it, or skips it if it cannot run."""
     if plan.prepared is None:
         dry_run.pass_on_results(call, plan, None)
-        watch.skip()
+        timer.skip()
         return
     if plan.refilled:
         dry_run.refill(call, plan)
@@ -194,9 +195,9 @@ def run_call(dry_run: DryRun, call: FlowingCall, plan: CallPlan, watch: CallTime
     args, kwargs = plan.prepared.arguments(dry_run.memory, call.inputs)
     dry_run.announce(call.signature, NO_ROW)
     if own is None or own.program is None:
-        result = watch.run(plan.prepared.function, args, kwargs)
+        result = timer.run(plan.prepared.function, args, kwargs)
     else:
-        result = own.run((args, kwargs), watch)
+        result = own.run((args, kwargs), timer)
     dry_run.pass_on_results(call, plan, result)
 
 
@@ -204,7 +205,7 @@ def in_pairs(begin: Callable[[], None]) -> RunPass:
     """Return a function that times two runs of the step, one with the programs of the mode and one in eager."""
     is_eager_first = False
 
-    def run(dry_run: DryRun, device: str, watch: CallTimer, slowdown: Slowdown) -> tuple[Pass, str]:
+    def run(dry_run: DryRun, device: str, timer: CallTimer, watch: PassWatch) -> tuple[Pass, str]:
         nonlocal is_eager_first
         is_eager_first = not is_eager_first
         programs = dry_run.programs
@@ -214,7 +215,7 @@ def in_pairs(begin: Callable[[], None]) -> RunPass:
                 if passes:
                     begin()
                 dry_run.programs = {} if is_eager else programs
-                passes[is_eager], failure = run_timed(dry_run, device, watch.renewed(), slowdown)
+                passes[is_eager], failure = run_timed(dry_run, device, timer.renewed(), watch)
                 if failure:
                     return passes[is_eager], failure
         finally:

@@ -47,7 +47,6 @@ from opgrip.replay.sequences.call_timers import (
     DeviceClockTimer,
     HostTimer,
     SequenceSettings,
-    Slowdown,
     sequence_settings,
     typical_ns,
 )
@@ -72,6 +71,7 @@ from opgrip.replay.sequences.step_passes import (
 )
 from opgrip.replay.sequences.step_results import SequenceResult, SignatureTimes, make_result, under_mode
 from opgrip.replay.timing import pages
+from opgrip.replay.timing.disturbances import PassWatch
 from opgrip.replay.timing.rounds import NO_ROW, QUIET_S, RETRY_NS, Announce, no_garbage_collection
 from opgrip.traces import Trace
 
@@ -113,7 +113,7 @@ class StepGraphs:
     _peak_bytes: int = 0
     _stream: Any = None
 
-    def run(self, dry_run: DryRun, device: str, watch: HostTimer, slowdown: Slowdown) -> tuple[Pass, str]:
+    def run(self, dry_run: DryRun, device: str, timer: HostTimer, watch: PassWatch) -> tuple[Pass, str]:
         module, synchronize = module_of(device), synchronizer(device)
         self._stream = self._stream or module.Stream(device)
         failure, wall_ns, elapsed_ns = "", 0, 0
@@ -126,7 +126,7 @@ class StepGraphs:
                     self._capture(dry_run, device)
                     self.begin()
                 synchronize()
-                slowdown.begin()
+                watch.begin()
                 start = perf_counter_ns()
                 before.record(self._stream)
                 for part in self.parts:
@@ -139,14 +139,14 @@ class StepGraphs:
                 check_use(device, error)
                 failure = reason_of(error)
                 self.parts.clear()
-        slowdown.end()
+        watch.end()
         return Pass(
             # of all calls together
             times_ns=[elapsed_ns] + [0] * (len(dry_run.flow.calls) - 1),
             wall_ns=wall_ns,
             peak_bytes=self._peak_bytes,
-            slowed=slowdown.is_slowed,
-            is_contended=slowdown.is_contended,
+            slowed=watch.is_slowed,
+            is_contended=watch.is_contended,
         ), failure
 
     def described(self, dry_run: DryRun, result: SequenceResult) -> SequenceResult:
@@ -185,7 +185,7 @@ class StepGraphs:
         self.begin()
         synchronize()
         module.reset_peak_memory_stats(device)
-        at_start, graph, watch = module.memory_allocated(device), None, HostTimer({})
+        at_start, graph, timer = module.memory_allocated(device), None, HostTimer({})
         try:
             with switching() as use:
                 for index, (call, plan) in enumerate(zip(dry_run.flow.calls, dry_run.plans, strict=True)):
@@ -195,7 +195,7 @@ class StepGraphs:
                         graph = kind()
                         graph.capture_begin(*pool)
                     if not is_between:
-                        self.run_call(dry_run, call, plan, watch)
+                        self.run_call(dry_run, call, plan, timer)
                     else:
                         if plan.refilled:
                             # also part of the graph, so that each pass draws them again
@@ -233,21 +233,21 @@ class StepGraphs:
         kind = torch.device(device).type
         self.breaks.clear()
         self.begin()
-        watch = HostTimer({})
+        timer = HostTimer({})
         with switching() as use:
             for index, (call, plan) in enumerate(zip(dry_run.flow.calls, dry_run.plans, strict=True)):
                 use(call.settings)
                 if plan.status != REPLAYED or plan.prepared is None or _uses_host(dry_run, call, plan, kind):
                     self.breaks.add(index)
-                    self.run_call(dry_run, call, plan, watch)
+                    self.run_call(dry_run, call, plan, timer)
                 else:
                     try:
                         with without_waiting(device):
-                            self.run_call(dry_run, call, plan, watch)
+                            self.run_call(dry_run, call, plan, timer)
                     except RuntimeError as error:
                         check_use(device, error)
                         self.breaks.add(index)
-                        self.run_call(dry_run, call, plan, watch)
+                        self.run_call(dry_run, call, plan, timer)
                 live = dry_run.memory.live
                 if any(number in live and live[number].device.type != kind for number in call.outputs):
                     self.breaks.add(index)
@@ -334,16 +334,16 @@ def measure_passes(
     _settle(dry_run, begin, settings, on_progress)
     timed, untimed = Passes(), settings.warmup - DRY_RUNS
     most_failures = MOST_CAPTURES if settings.in_graphs else MOST_FAILURES
-    with no_garbage_collection(), closing(Slowdown(dry_run.processes)) as slowdown:
+    with no_garbage_collection(), closing(PassWatch(dry_run.processes)) as watch:
         started = perf_counter_ns()
         while True:
             more = _wants_more(timed, perf_counter_ns() - started, settings) and timed.failures < most_failures
-            if more and slowdown.is_contended:
-                _wait_until_quiet(dry_run, slowdown, timed, started, settings)
+            if more and watch.is_contended:
+                _wait_until_quiet(dry_run, watch, timed, started, settings)
             on_progress("timed runs", len(timed.kept), settings.repeats or max(FEWEST, len(timed.kept) + 1))
             if not dry_run.begins_pass(more, begin):
                 break
-            one, failure = run_pass(dry_run, settings.device, HostTimer(memory), slowdown)
+            one, failure = run_pass(dry_run, settings.device, HostTimer(memory), watch)
             may_repeat = dry_run.is_first and _may_drop(timed, perf_counter_ns() - started, settings)
             failed, slowed, contended, drops = dry_run.most(bool(failure), one.slowed, one.is_contended, may_repeat)
             if failed:
@@ -359,9 +359,9 @@ def measure_passes(
 
 
 def _wait_until_quiet(
-    dry_run: DryRun, slowdown: Slowdown, timed: Passes, started_ns: int, settings: SequenceSettings
+    dry_run: DryRun, watch: PassWatch, timed: Passes, started_ns: int, settings: SequenceSettings
 ) -> None:
-    while not slowdown.has_room:
+    while not watch.has_room:
         spent_ns = perf_counter_ns() - started_ns
         if not _may_drop(timed, spent_ns, settings) or timed.waited_ns >= max(RETRY_NS, spent_ns - timed.waited_ns):
             return
@@ -394,16 +394,16 @@ def _measure_on_device(
     launch_ns = typical_ns([one.times_ns for one in passes])
     is_measured = False
     count = min(FEWEST, settings.repeats or FEWEST)
-    with no_garbage_collection(), closing(Slowdown()) as slowdown:
+    with no_garbage_collection(), closing(PassWatch()) as watch:
         started = perf_counter_ns()
         while _lacks_passes(timed, count - timed.failures, perf_counter_ns() - started, settings):
             on_progress("runs timed by the device", len(timed.kept), count)
             begin()
             # in the other passes, a call that waits for the device waits for all calls before it
-            watch: CallTimer = HostTimer({}, synchronizer(device))
+            timer: CallTimer = HostTimer({}, synchronizer(device))
             if is_measured:
-                watch = DeviceClockTimer(device, launch_ns)
-            one, failure = run_pass(dry_run, device, watch, slowdown)
+                timer = DeviceClockTimer(device, launch_ns)
+            one, failure = run_pass(dry_run, device, timer, watch)
             if failure:
                 timed.fail(failure)
             elif not is_measured:

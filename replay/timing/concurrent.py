@@ -14,12 +14,12 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 import torch
 
-from opgrip.platform.contention import Contention
 from opgrip.replay.operators.contexts import restored
 from opgrip.replay.operators.devices import DeviceLostError, check_use, synchronizer
+from opgrip.replay.timing.disturbances import Watch
 from opgrip.replay.timing.rounds import MOST_DROPPED, Announce, FunctionGroup, no_garbage_collection
 from opgrip.replay.timing.samples import Samples
-from opgrip.replay.timing.stopwatch import Pace, block_size
+from opgrip.replay.timing.stopwatch import block_size
 from opgrip.replay.timing.timed_functions import MOST, TimedFunction
 from opgrip.replay.timing.timing_options import Effort
 
@@ -146,13 +146,12 @@ class _Batch:
         self._overlaps: list[float] = []
         self._block = 0
         self._turn = 0
-        self._pace = Pace()
 
     def measured(self) -> list[ConcurrentRun]:
         threads = len(self._all) * torch.get_num_threads()
-        with closing(Contention(threads=threads)) as contention:
+        with closing(Watch(threads)) as watch:
             while self._again():
-                self._repeat(contention)
+                self._repeat(watch)
         for times in self._all:
             times.loaded.settle(self._effort)
         return [self._result(times) for times in self._all]
@@ -166,8 +165,9 @@ class _Batch:
             times.loaded.done(self._effort) is None and len(times.loaded) < most for times in self._list_running()
         )
 
-    def _repeat(self, contention: Contention) -> None:
-        began, since = perf_counter_ns(), contention.read()
+    def _repeat(self, watch: Watch) -> None:
+        began = perf_counter_ns()
+        watch.check()
         alone = [self._guarded(times.timed_function, self._alone) for times in self._list_running()]
         running = self._list_running()
         if len(running) < len(alone) or not running:
@@ -189,8 +189,8 @@ class _Batch:
         # a failed timed_function invalidates the repeat, because the others ran without it for a part of it
         if len(self._list_running()) < len(running):
             return
-        is_contended = contention.is_contended(since)
-        dropped = self._pace.is_slowed() and running[0].loaded.dropped < MOST_DROPPED and not is_contended
+        is_slowed, is_contended = watch.check()
+        dropped = is_slowed and not is_contended and running[0].loaded.dropped < MOST_DROPPED
         for times, loaded_ns in zip(running, under, strict=True):
             times.loaded.spent_ns += spent
             times.loaded.dropped += dropped

@@ -16,16 +16,17 @@ from typing import Any
 import torch
 
 from opgrip.platform.activity_records import recorded_work
-from opgrip.platform.contention import Contention, Waits, let_threads_sleep
+from opgrip.platform.contention import let_threads_sleep
 from opgrip.platform.sandbox import IDLE
 from opgrip.replay.cases.preceding_calls import BEFORE, CallPosition
 from opgrip.replay.operators.contexts import restored
 from opgrip.replay.operators.devices import check_use, is_accelerator
 from opgrip.replay.operators.memory import is_out_of_memory
 from opgrip.replay.timing.caches import Caches, MemoryUse
+from opgrip.replay.timing.disturbances import MemoryPace, Watch
 from opgrip.replay.timing.ranges import DELAY_KERNEL
 from opgrip.replay.timing.samples import FEWEST
-from opgrip.replay.timing.stopwatch import MemoryPace, Pace, Stopwatch
+from opgrip.replay.timing.stopwatch import Stopwatch
 from opgrip.replay.timing.timed_functions import NOWHERE, Run, TimedCase, TimedFunction, timed_cases
 from opgrip.replay.timing.timing_options import Effort
 
@@ -35,8 +36,6 @@ MOST_DROPPED = 3 * FEWEST
 LONG_NS = 100_000_000  # duration in ns above which runs are not repeated on a slow processor
 # time in ns, and number of runs, after which the processor's speed and contention are checked
 CHECK_NS, CHECK_RUNS = 2_000_000, 10
-# time in ns after contention during which each run is checked separately, which takes ten microseconds per run
-WATCHFUL_NS = 200_000_000
 # seconds between checks of a contended machine; minimum time in ns for running contended cases again
 QUIET_S, RETRY_NS = 0.05, 1_000_000_000
 MOST_IN_A_ROW = 5
@@ -83,15 +82,12 @@ class Measurer:
         self._cold = cold
         self._just_run: deque[tuple[int, TimedFunction | None]] = deque(maxlen=BEFORE)
         self._announce = announce
-        self._processor_pace = Pace()
         self._memory_pace = MemoryPace() if torch.device(stopwatch.device).type == "cpu" else None
-        self._contention: Contention | None = None
+        self._open_watch: Watch | None = None
         self._most_dropped = MOST_DROPPED if effort.iterations is None else effort.iterations
         self._random = random.Random(seed)
         self._pending: list[tuple[TimedFunction, Run, bool]] = []
         self._pending_ns = 0.0
-        self._watchful_until_ns = 0
-        self._recent_waits: deque[Waits] = deque(maxlen=BEFORE + 1)
         self._runtime = ""
         self._needs_untimed_runs = is_accelerator(stopwatch.device)
         self._records_work = records
@@ -207,13 +203,13 @@ class Measurer:
             function.recorded.append(own)
 
     @property
-    def _watch(self) -> Contention:
-        assert self._contention is not None, "it is opened before anything runs"
-        return self._contention
+    def _watch(self) -> Watch:
+        assert self._open_watch is not None, "it is opened before anything runs"
+        return self._open_watch
 
     @contextmanager
     def _attentive(self) -> Iterator[None]:
-        with no_garbage_collection(), closing(Contention(workers=self._workers)) as self._contention:
+        with no_garbage_collection(), closing(Watch(workers=self._workers)) as self._open_watch:
             yield
 
     def _run_until_done(self, group: FunctionGroup, cases: Sequence[TimedCase]) -> None:
@@ -266,7 +262,7 @@ class Measurer:
                 continue
             self._announce(number, NO_ROW)
             self._take_turns(before)
-            self._note_waits()
+            self._watch.before_run()
             try:
                 before.run_before(self._random)
                 # an error that the device reports late must not count for the next function
@@ -285,7 +281,7 @@ class Measurer:
         began = perf_counter_ns()
         self._take_turns(function)
         function.samples.spent_ns += perf_counter_ns() - began
-        is_watchful = self._note_waits()
+        is_checked = self._watch.before_run()
         try:
             stratum, time_ns = function.time(self._stopwatch, partial(self._prepare, place, group, function))
         except Exception as error:
@@ -295,9 +291,7 @@ class Measurer:
             self._note(function)
             self._just_run.append((function.number, function))
         runs_ns = time_ns * function.block
-        is_contended = is_watchful and self._watch.is_run_contended(self._recent_waits, runs_ns)
-        if is_contended:
-            self._be_watchful()
+        is_contended = is_checked and self._watch.is_run_contended(runs_ns)
         run = Run(stratum, time_ns, function.round, function.arrangement)
         self._pending.append((function, run, is_contended))
         self._pending_ns += runs_ns
@@ -307,18 +301,6 @@ class Measurer:
         if runtime != self._runtime:
             self._runtime = runtime
             let_threads_sleep()
-
-    def _note_waits(self) -> bool:
-        is_watchful = perf_counter_ns() < self._watchful_until_ns
-        if is_watchful:
-            self._recent_waits.append(self._watch.read())
-        return is_watchful
-
-    def _be_watchful(self) -> None:
-        now = perf_counter_ns()
-        if now >= self._watchful_until_ns:
-            self._recent_waits.clear()
-        self._watchful_until_ns = now + WATCHFUL_NS
 
     def _fail(self, function: TimedFunction, error: Exception) -> None:
         check_use(self._stopwatch.device, error)
@@ -332,11 +314,7 @@ class Measurer:
         enough = self._pending_ns >= CHECK_NS or len(self._pending) >= CHECK_RUNS
         if not self._pending or not (all_of_them or enough or self.effort.iterations is not None):
             return
-        is_slowed = self._processor_pace.is_slowed()
-        is_contended = is_slowed and self._watch.is_shared
-        if perf_counter_ns() >= self._watchful_until_ns and self._watch.is_contended(run_ns=self._pending_ns):
-            is_contended = True
-            self._be_watchful()
+        is_slowed, is_contended = self._watch.check(self._pending_ns)
         is_slowed = is_slowed or self._is_throttled()
         memory_rate = None if self._memory_pace is None else self._memory_pace.gb_per_s()
         for function, run, was_contended in self._pending:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,14 +30,6 @@ from opgrip.replay.timing.timing_options import EVENTS
 T = TypeVar("T")
 
 SMALL = torch.zeros(4, 4)
-# data whose checksum takes some microseconds to compute: constant work in the nearest cache
-PROBE = bytes(range(256)) * 64
-SLOWED = 4 / 3  # ratio of a probe's duration to the shortest one, from which on the core counts as slowed or contended
-
-
-# number of bytes that are read to measure memory, more than a core's caches hold, and number of reads; this takes 1 ms
-MEMORY_BYTES, MEMORY_READS = 8 << 20, 3
-MEMORY_EVERY_NS = 500_000_000
 
 
 def empty_call_ns(wait: Callable[[], None] = lambda: None, count: int = 200) -> float:
@@ -49,40 +40,6 @@ def empty_call_ns(wait: Callable[[], None] = lambda: None, count: int = 200) -> 
         wait()
         times.append(perf_counter_ns() - start)
     return float(np.median(times))
-
-
-class Pace:
-    def __init__(self) -> None:
-        self._best = min(_probe_ns() for _ in range(50))
-
-    def is_slowed(self) -> bool:
-        """Return True if the processor takes over a third longer for the same work than at its highest speed so far."""
-        first = _probe_ns()
-        probe_ns = first if first <= self._best * SLOWED else min(first, _probe_ns())
-        self._best = min(self._best, probe_ns)
-        return probe_ns > self._best * SLOWED
-
-
-class MemoryPace:
-    def __init__(self) -> None:
-        self._data = np.ones(MEMORY_BYTES // 8, dtype=np.float64)
-        self._read_ns, self._gb_per_s = 0, 0.0
-
-    def gb_per_s(self) -> float:
-        if perf_counter_ns() - self._read_ns > MEMORY_EVERY_NS:
-            times = []
-            for _ in range(MEMORY_READS):
-                start = perf_counter_ns()
-                self._data.sum()
-                times.append(perf_counter_ns() - start)
-            self._read_ns, self._gb_per_s = perf_counter_ns(), MEMORY_BYTES / float(np.median(times))
-        return self._gb_per_s
-
-
-def _probe_ns() -> int:
-    start = perf_counter_ns()
-    zlib.crc32(PROBE)
-    return perf_counter_ns() - start
 
 
 BLOCK_NS = 400_000  # duration in ns of a block of runs; reading the clock takes a ten-thousandth of it

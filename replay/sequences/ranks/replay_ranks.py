@@ -26,7 +26,7 @@ from opgrip.replay.operators.lookup import Operator, Unsupported
 from opgrip.replay.results.results import UNSUPPORTED as NOT_SUPPORTED
 from opgrip.replay.results.results import Result
 from opgrip.replay.run.workload import Workload
-from opgrip.replay.sequences.call_timers import HostTimer, SequenceSettings, Slowdown, sequence_settings
+from opgrip.replay.sequences.call_timers import HostTimer, SequenceSettings, sequence_settings
 from opgrip.replay.sequences.dry_run import SUBSTITUTED, UNSUPPORTED, CallPlan, DryRun
 from opgrip.replay.sequences.ranks.control import Control
 from opgrip.replay.sequences.ranks.plan import (
@@ -61,6 +61,7 @@ from opgrip.replay.sequences.step_passes import Pass, Passes, run_timed
 from opgrip.replay.sequences.step_replay import measure_passes, own_randomness
 from opgrip.replay.sequences.step_results import SequenceResult, make_result
 from opgrip.replay.timing import pages
+from opgrip.replay.timing.disturbances import PassWatch
 from opgrip.replay.timing.rounds import NO_ROW
 from opgrip.traces import Trace
 from opgrip.traces.analysis.ranks.collectives import bus_factor
@@ -438,8 +439,8 @@ def replay_step(
         )
         new = new_memory(part, flow) if pages.CONTROLLED and settings.device == "cpu" else {}
 
-        def run_pass(dry_run: RankDryRun, device: str, watch: HostTimer, slowdown: Slowdown) -> tuple[Pass, str]:
-            one, failure = run_timed(dry_run, device, watch, slowdown)
+        def run_pass(dry_run: RankDryRun, device: str, timer: HostTimer, watch: PassWatch) -> tuple[Pass, str]:
+            one, failure = run_timed(dry_run, device, timer, watch)
             for index, done in dry_run.exchange.done_ns.items() if not failure else ():
                 one.times_ns[index] = done - dry_run.exchange.arrived_ns[index]
             return replace(one, stamps=_stamps(dry_run, indices)), failure

@@ -227,6 +227,7 @@ from opgrip.replay.run.request import RunRequest
 from opgrip.replay.sequences import step_replay as sequence
 from opgrip.replay.sequences.call_timers import sequence_settings
 from opgrip.replay.timing import pages
+from opgrip.replay.timing.disturbances import PassWatch
 from opgrip.replay.run.workload import workload_for
 from opgrip.traces import load
 
@@ -242,7 +243,7 @@ class Watch(sequence.HostTimer):
         return super().run(counted, args, kwargs)
 
 sequence.HostTimer = Watch
-sequence.Slowdown.is_slowed = sequence.Slowdown.is_contended = False
+PassWatch.is_slowed = PassWatch.is_contended = False
 trace = load(sys.argv[1])
 sequence.replay_sequence(trace, replace(sequence_settings(workload_for(RunRequest(), trace)), repeats=1))
 for name in ("aten.cos.default", "aten.sin.default"):

@@ -30,7 +30,7 @@ from opgrip.replay.operators.lookup import Operator
 from opgrip.replay.results.paired_ratio import EQUAL, FASTER, SLOWER, UNDECIDED, _joined_chance, paired_ratio
 from opgrip.replay.results.results import Result
 from opgrip.replay.run.measure import measure_cases
-from opgrip.replay.timing import caches, pages, rounds, stopwatch
+from opgrip.replay.timing import caches, disturbances, pages, stopwatch
 from opgrip.replay.timing.caches import Caches, MemoryUse
 from opgrip.replay.timing.ranges import Range
 from opgrip.replay.timing.rounds import FunctionGroup, Measurer
@@ -199,7 +199,7 @@ class Contention:
     has_room = True
     is_shared = False
 
-    def __init__(self, workers: None = None) -> None:
+    def __init__(self, threads: None = None, workers: None = None) -> None:
         self.checks = 0
 
     def read(self) -> Waits:
@@ -219,8 +219,8 @@ class Contention:
 @pytest.fixture
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulate a machine without contention."""
-    monkeypatch.setattr(rounds, "Pace", Pace)
-    monkeypatch.setattr(rounds, "Contention", Contention)
+    monkeypatch.setattr(disturbances, "Pace", Pace)
+    monkeypatch.setattr(disturbances, "Contention", Contention)
 
 
 @pytest.mark.usefixtures("quiet")
@@ -391,9 +391,9 @@ FRESH_OR_USED = """
 import sys
 import torch
 from opgrip.replay.timing import pages
-from test_rounds import Contention, Effort, measure, rounds, timed_function_of
+from test_rounds import Contention, Effort, disturbances, measure, timed_function_of
 
-rounds.Contention = Contention
+disturbances.Contention = Contention
 pages.keep_freed_memory()
 size, share = 8 << 20, float(sys.argv[1])
 function = timed_function_of(lambda _: torch.ones(size // 4), fresh=share, result_bytes=size)

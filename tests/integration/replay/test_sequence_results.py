@@ -30,12 +30,13 @@ from opgrip.replay.reports.step_report import print_sequence
 from opgrip.replay.results.results import OK, SKIPPED, UNSUPPORTED, WRONG, Result
 from opgrip.replay.run.request import RunRequest
 from opgrip.replay.run.workload import Workload, workload_for
-from opgrip.replay.sequences import call_timers as slowdown
 from opgrip.replay.sequences import step_passes
-from opgrip.replay.sequences.call_timers import SequenceSettings, Slowdown, sequence_settings
+from opgrip.replay.sequences.call_timers import SequenceSettings, sequence_settings
 from opgrip.replay.sequences.step_options import SequenceColumns, rows_of, totals_of
 from opgrip.replay.sequences.step_passes import Pass, paired_saving, run_timed
 from opgrip.replay.sequences.step_replay import MOST_DROPPED, SequenceResult, replay_sequence
+from opgrip.replay.timing import disturbances
+from opgrip.replay.timing.disturbances import PassWatch
 from opgrip.traces import Trace, load
 
 PASSES = 2
@@ -50,7 +51,7 @@ def quiet() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {"is_slowed": False, "is_contended": False, "contended_calls": frozenset()}.items():
-            patch.setattr(Slowdown, name, value)
+            patch.setattr(PassWatch, name, value)
         patch.setattr(import_module("opgrip.replay.sequences.step_replay"), "replay_apart", replay_here)
         yield
 
@@ -229,12 +230,15 @@ class Machine:
         class Contention:
             is_shared = False
 
+            def __init__(self, **_: object) -> None:
+                pass
+
             @property
             def has_room(self) -> bool:
                 machine.looks += 1
                 return machine.quiet_after is not None and machine.looks > machine.quiet_after
 
-            def is_contended(self) -> bool:
+            def is_contended(self, **_: object) -> bool:
                 machine.asked += 1
                 return machine.contended(machine.asked)
 
@@ -245,11 +249,11 @@ class Machine:
             def is_slowed(self) -> bool:
                 return machine.slowed
 
-        monkeypatch.setattr(slowdown, "Contention", Contention)
-        monkeypatch.setattr(slowdown, "Pace", Pace)
+        monkeypatch.setattr(disturbances, "Contention", Contention)
+        monkeypatch.setattr(disturbances, "Pace", Pace)
         # check before and after a pass only
-        monkeypatch.setattr(slowdown, "CHECK_NS", 1 << 62)
-        monkeypatch.setattr(slowdown, "WATCHFUL_NS", 0)
+        monkeypatch.setattr(disturbances, "CHECK_NS", 1 << 62)
+        monkeypatch.setattr(disturbances, "WATCHFUL_NS", 0)
 
 
 @pytest.fixture
@@ -333,7 +337,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     get = modes.get
     # never repeat a pass because of contention
-    monkeypatch.setattr(Slowdown, "is_slowed", False)
+    monkeypatch.setattr(PassWatch, "is_slowed", False)
     monkeypatch.setattr(modes, "get", lambda name: Mode(make) if name == "watched" else get(name))
     return names
 

@@ -322,8 +322,7 @@ def main(number: int) -> None:
     for registry in registries():
         registry.names()
     quiet = importlib.import_module("quiet")
-    for name in quiet.MEASURING:
-        importlib.import_module(name).Contention = quiet.QuietMachine
+    importlib.import_module(quiet.MEASURING).Contention = quiet.QuietMachine
     # clearing torch's operator libraries at exit would take 30 ms in each fork
     for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
         finalizer.atexit = False

@@ -6,12 +6,7 @@ from typing import Any
 
 from opgrip.platform.contention import Contention
 
-# modules that query contention while they measure
-MEASURING = (
-    "opgrip.replay.timing.rounds",
-    "opgrip.replay.timing.concurrent",
-    "opgrip.replay.sequences.call_timers",
-)
+MEASURING = "opgrip.replay.timing.disturbances"  # module that queries contention while replays are timed
 
 
 class QuietMachine(Contention):

@@ -18,7 +18,7 @@ from others import busy_processors
 from opgrip.platform import contention
 from opgrip.platform.contention import Contention, let_threads_sleep
 from opgrip.replay.inputs.inputs import Inputs, device_map
-from opgrip.replay.timing import concurrent
+from opgrip.replay.timing import disturbances
 from opgrip.replay.timing.concurrent import ConcurrentRun, measure_concurrently
 from opgrip.replay.timing.rounds import FunctionGroup
 from opgrip.replay.timing.timed_functions import InputSet, TimedFunction
@@ -39,7 +39,7 @@ class Pace:
 @pytest.fixture(autouse=True)
 def steady(monkeypatch: pytest.MonkeyPatch) -> None:
     # otherwise repeats are discarded and run again on a busy machine
-    monkeypatch.setattr(concurrent, "Pace", Pace)
+    monkeypatch.setattr(disturbances, "Pace", Pace)
 
 
 def timed_function_of(function: Callable[..., Any], number: int = 0, mutates: bool = False) -> TimedFunction:
