@@ -164,7 +164,7 @@ def run_timed(dry_run: DryRun, device: str, timer: CallTimer, watch: PassWatch) 
             if lanes is not None:
                 lanes.drop(call.over, dry_run.memory)
             dry_run.memory.drop(call.over)
-            watch.check()
+            watch.after_call()
         dry_run.finish()
         synchronize()
         wall = perf_counter_ns() - start

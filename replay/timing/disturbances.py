@@ -123,14 +123,14 @@ class Watch:
         self._watchful_until_ns = perf_counter_ns() + WATCHFUL_NS
 
 
-class PassWatch:
+class PassWatch(Watch):
     """Detects whether a pass over the calls of a step was disturbed, and during which calls.
 
     processes : number of processes that replay the step together
     """
 
     def __init__(self, processes: int = 1) -> None:
-        self._watch = Watch(is_alone=processes == 1)
+        super().__init__(is_alone=processes == 1)
         threads = torch.get_num_threads() * processes
         self._sees_others = processes == 1 or threads <= len(os.sched_getaffinity(0))
         self._reset()
@@ -142,18 +142,18 @@ class PassWatch:
 
     def begin(self) -> None:
         # discard what happened before the pass
-        self._watch.check()
+        self.check()
         self._reset()
 
-    def check(self) -> None:
+    def after_call(self) -> None:
         self._calls += 1
         if perf_counter_ns() - self._paced_ns >= CHECK_NS:
-            self._check(with_pace=True)
-        elif self._watch.is_watchful:
-            self._check(with_pace=False)
+            self._add(with_pace=True)
+        elif self.is_watchful:
+            self._add(with_pace=False)
 
     def end(self) -> None:
-        self._check(with_pace=True)
+        self._add(with_pace=True)
 
     @property
     def is_slowed(self) -> bool:
@@ -169,15 +169,8 @@ class PassWatch:
         """Indices of the calls during which, or just before which, other processes used the cores."""
         return frozenset(self._contended)
 
-    @property
-    def has_room(self) -> bool:
-        return self._watch.has_room
-
-    def close(self) -> None:
-        self._watch.close()
-
-    def _check(self, with_pace: bool) -> None:
-        is_slowed, is_contended = self._watch.check(with_pace=with_pace)
+    def _add(self, with_pace: bool) -> None:
+        is_slowed, is_contended = self.check(with_pace=with_pace)
         now = perf_counter_ns()
         span_ns = now - self._checked_ns
         if is_slowed or is_contended:

@@ -189,7 +189,7 @@ def print_summary(benchmarks: Benchmarks, reporter: pytest.TerminalReporter) -> 
 
 def _table(lines: list[Line], is_compared: bool) -> list[str]:
     from opgrip.display.tables import TableColumn, print_table
-    from opgrip.replay.reports.comparison.differences import interval_text
+    from opgrip.replay.reports.comparison.unpaired_ratio import interval_text
 
     def column(heading: str, value: str | Callable[[Line], object], form: str = "", **options: Any) -> TableColumn:
         return TableColumn(heading, value, form, most=MOST_OF_SHAPES, **options)

@@ -19,7 +19,7 @@ from opgrip.errors import UserError
 from opgrip.replay.cases.selection import FORWARD
 from opgrip.replay.inputs.input_options import RECORDED
 from opgrip.replay.modes import EAGER
-from opgrip.replay.reports.comparison.priors import DRIFT, SHORT_US, USUAL, estimate
+from opgrip.replay.reports.comparison.unpaired_ratio import DRIFT, SHORT_US, USUAL, estimate
 from opgrip.replay.reports.outcome import Results
 from opgrip.replay.results.origins import Origin, origin_in, origin_of
 from opgrip.replay.results.results import OK, SETTINGS, SKIPPED, UNUSUAL, Result

@@ -11,8 +11,9 @@ from typing import IO, Any
 from opgrip.cli.command import counted, printable
 from opgrip.cli.terminal import print_line
 from opgrip.display.tables import TableColumn, print_table
+from opgrip.replay.results.paired_ratio import WITHIN_95
 from opgrip.replay.results.results import CONTENDED, OK, SKIPPED, WRONG
-from opgrip.zoo.scoring.score_values import WHOLE, ModelScore, Score, Z
+from opgrip.zoo.scoring.score_values import WHOLE, ModelScore, Score
 
 NOTHING = "-"
 TOTAL = "total"
@@ -35,7 +36,7 @@ def print_scores(scores: Sequence[Score], file: IO[str], least: float = 0.0) -> 
 def score_line(score: Score) -> str:
     if score.score is None:
         return f"no score under {printable(score.way)} on {printable(score.measured.machine)}: {_why_none(score)}"
-    spread = f", ± {exp(Z * score.deviation) - 1:.1%} between replays"
+    spread = f", ± {exp(WITHIN_95 * score.deviation) - 1:.1%} between replays"
     models = ""
     if score.interval is not None:
         low, high = score.interval
@@ -92,7 +93,7 @@ def _row_of_model(model: ModelScore) -> _Row:
         _share(model.supported),
         model.speed,
         _marked(model.score, model.is_partial),
-        NOTHING if model.score is None else f"{exp(Z * model.uncertainty.deviation) - 1:.0%}",
+        NOTHING if model.score is None else f"{exp(WITHIN_95 * model.uncertainty.deviation) - 1:.0%}",
     )
 
 
@@ -107,7 +108,7 @@ def _total_row(score: Score) -> _Row:
         _share(score.supported),
         score.speed,
         _marked(score.score, score.is_partial),
-        NOTHING if score.score is None else f"{exp(Z * score.deviation) - 1:.1%}",
+        NOTHING if score.score is None else f"{exp(WITHIN_95 * score.deviation) - 1:.1%}",
     )
 
 

@@ -13,7 +13,6 @@ from opgrip.zoo.scoring.baselines import Measured, Uncertainty, of_mean
 CHARGE = 2.0  # cost of a case that is not ok, times its time in the baseline, or its expected time if that is longer
 WHOLE = 0.95  # share of the baseline's time that must be supported; a score below it is partial
 UTMOST = 1e9  # maximum plausible speed ratio; its inverse is the minimum
-Z = 1.96  # number of standard deviations around the mean that contain 95 % of a normal distribution
 
 
 @dataclass(frozen=True, slots=True)

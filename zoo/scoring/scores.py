@@ -11,7 +11,7 @@ from typing import Any
 
 from opgrip.cli.command import counted
 from opgrip.errors import UserError
-from opgrip.replay.reports.comparison.priors import SHORT_US, USUAL
+from opgrip.replay.reports.comparison.unpaired_ratio import SHORT_US, USUAL
 from opgrip.replay.reports.outcome import Results
 from opgrip.replay.results.origins import Origin, origin_in, origin_of
 from opgrip.replay.results.results import CONTENDED, OK, SKIPPED, UNSUPPORTED, Result

@@ -9,7 +9,7 @@ from math import fsum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from opgrip.replay.reports.comparison.differences import (
+from opgrip.replay.reports.comparison.unpaired_ratio import (
     ComparedRows,
     RatioVerdict,
     Verdict,

@@ -27,8 +27,8 @@ from opgrip.replay.reports.comparison.comparison_report import (
     summary,
     total_line,
 )
-from opgrip.replay.reports.comparison.differences import interval_text
 from opgrip.replay.reports.comparison.gate import Gate, Outcome, describe, exit_status, hold_all
+from opgrip.replay.reports.comparison.unpaired_ratio import interval_text
 from opgrip.replay.reports.result_files import Suite, Test, write_suites
 from opgrip.replay.results.results import Result
 

@@ -14,8 +14,8 @@ from opgrip.display.figures import as_html
 from opgrip.display.tables import TableColumn, print_table
 from opgrip.replay.operators.lookup import family_of
 from opgrip.replay.reports.comparison.comparison import UNREADABLE, Comparison, Pair, Total
-from opgrip.replay.reports.comparison.differences import CONFIDENCE, Verdict, interval_text
 from opgrip.replay.reports.comparison.gate import Held, Outcome
+from opgrip.replay.reports.comparison.unpaired_ratio import CONFIDENCE, Verdict, interval_text
 from opgrip.replay.results.columns import Columns, column, columns_in
 from opgrip.replay.results.results import OK, Result
 

@@ -12,7 +12,7 @@ from opgrip.cli.command import counted
 from opgrip.cli.terminal import shorten
 from opgrip.errors import UserError
 from opgrip.replay.reports.comparison.comparison import MARGIN, Comparison, Pair
-from opgrip.replay.reports.comparison.differences import RatioVerdict, Verdict, interval_text
+from opgrip.replay.reports.comparison.unpaired_ratio import RatioVerdict, Verdict, interval_text
 from opgrip.replay.results.judgement import JudgedStep, is_slower_by, may_be_slower_by
 from opgrip.replay.results.ratios import shares_by
 from opgrip.replay.results.results import Result

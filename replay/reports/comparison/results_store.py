@@ -17,7 +17,7 @@ import numpy as np
 from opgrip.cli.output_files import cannot_be_written
 from opgrip.errors import UserError, cause_of
 from opgrip.replay.reports.cells import OPTIONS
-from opgrip.replay.reports.comparison.priors import weights_of
+from opgrip.replay.reports.comparison.unpaired_ratio import weights_of
 from opgrip.replay.reports.outcome import Results, is_interrupted, write_results
 from opgrip.replay.results.origins import MachineColumns, names_of
 from opgrip.replay.results.paired_ratio import with_joined_pairs

@@ -16,8 +16,8 @@ from programs import run_command, succeed
 from opgrip.errors import UserError
 from opgrip.replay.command.trace_replay import repeat
 from opgrip.replay.reports.comparison.comparison import compare
-from opgrip.replay.reports.comparison.differences import Verdict
 from opgrip.replay.reports.comparison.results_store import Store, merge_runs
+from opgrip.replay.reports.comparison.unpaired_ratio import Verdict
 from opgrip.replay.reports.outcome import Results, write_results
 from opgrip.replay.results.results import Result
 

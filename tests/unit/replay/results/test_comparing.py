@@ -20,10 +20,9 @@ from opgrip.errors import UserError
 from opgrip.replay.reports.comparison.comparison import compare
 from opgrip.replay.reports.comparison.comparison_files import as_junit, write_comparisons
 from opgrip.replay.reports.comparison.comparison_report import print_comparison, rows_of, summary
-from opgrip.replay.reports.comparison.differences import Difference, Verdict, judge
 from opgrip.replay.reports.comparison.gate import exit_status, hold, parse_gate
-from opgrip.replay.reports.comparison.priors import USUAL, Prior, learn
 from opgrip.replay.reports.comparison.results_store import join_repeats
+from opgrip.replay.reports.comparison.unpaired_ratio import USUAL, Difference, Prior, Verdict, judge, learn
 from opgrip.replay.reports.outcome import Results, write_results
 from opgrip.replay.results.results import Result
 

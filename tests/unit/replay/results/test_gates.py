@@ -13,9 +13,9 @@ from made_runs import HEADER, make_row, make_run
 from shortened import slow_except
 
 from opgrip.replay.reports.comparison.comparison import compare
-from opgrip.replay.reports.comparison.differences import Verdict
 from opgrip.replay.reports.comparison.gate import Outcome
 from opgrip.replay.reports.comparison.results_store import join_repeats
+from opgrip.replay.reports.comparison.unpaired_ratio import Verdict
 from opgrip.replay.reports.outcome import Results
 from opgrip.replay.results.results import Result
 

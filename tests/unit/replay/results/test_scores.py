@@ -17,14 +17,15 @@ from made_runs import HEADER, make_row
 from programs import refusal, run_command, succeed
 
 from opgrip.errors import UserError
-from opgrip.replay.reports.comparison.priors import DRIFT, SHORT_US, USUAL
+from opgrip.replay.reports.comparison.unpaired_ratio import DRIFT, SHORT_US, USUAL
 from opgrip.replay.reports.outcome import Results
 from opgrip.replay.results.origins import Origin
+from opgrip.replay.results.paired_ratio import WITHIN_95
 from opgrip.replay.results.results import FAILED, SKIPPED, UNSUPPORTED, WRONG, Result
 from opgrip.traces.zoo.manifest import FIELD
 from opgrip.zoo.scoring.baselines import added, baseline_of, machine_of, read_baselines, times_of, write_baseline
 from opgrip.zoo.scoring.score_table import LEAST_COVERED, plain_of, print_scores, score_line
-from opgrip.zoo.scoring.score_values import CHARGE, Score, Z
+from opgrip.zoo.scoring.score_values import CHARGE, Score
 from opgrip.zoo.scoring.scores import distilled_scores, score_of
 
 MODELS = (
@@ -189,7 +190,7 @@ def test_interval_covers_replays_of_one_machine_as_stated() -> None:
     for _ in range(100):
         score = only(drawn(), drawn())
         assert score.score is not None
-        inside += abs(math.log(score.score)) < Z * score.deviation
+        inside += abs(math.log(score.score)) < WITHIN_95 * score.deviation
     assert 90 <= inside <= 99
 
 
