@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from opgrip.replay.operators.lookup import family_of
 from opgrip.replay.results.columns import Columns, column
-from opgrip.replay.results.results import OK, RAN, Result
+from opgrip.replay.results.results import OK, RAN, Result, Row
 
 if TYPE_CHECKING:
     from opgrip.replay.cases.cases import Case
@@ -41,7 +41,7 @@ def shares_by(row: Result, by: str) -> dict[str, float]:
     return shares
 
 
-def base_index(index: int, rows: Sequence[Result], reference: str) -> int | None:
+def base_index(index: int, rows: Sequence[Result | Row], reference: str) -> int | None:
     """Return the index of the row with which a row of the same case is compared, or None if there is none."""
     row = rows[index]
     alike = [
@@ -75,10 +75,10 @@ def with_ratios(rows: Sequence[Result], reference: str) -> list[Result]:
     ]
 
 
-def ratio_over(row: Result, base: Result) -> float | None:
+def ratio_over(row: Result | Row, base: Result | Row) -> float | None:
     if row.status != OK or base.status != OK or not row.median_us or not base.median_us:
         return None
-    return row.median_us / base.median_us
+    return float(row.median_us / base.median_us)
 
 
 def with_ratios_by_case(rows: Iterable[Result], reference: str) -> list[Result]:

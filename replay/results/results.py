@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, replace
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from opgrip.cli.command import counted
@@ -294,6 +295,20 @@ class Result:
 
     def adding(self, part: Columns) -> Result:
         return replace(self, added={**self.added, **asdict(part)})
+
+
+class Row(SimpleNamespace):
+    """A row that is being filled in place: its attributes are the fields of `Result`."""
+
+    @classmethod
+    def of(cls, result: Result) -> Row:
+        return cls(**{item.name: getattr(result, item.name) for item in fields(result)})
+
+    def add(self, part: Columns) -> None:
+        self.added = {**self.added, **asdict(part)}
+
+    def freeze(self) -> Result:
+        return Result(**vars(self))
 
 
 CORE = tuple(about.name for about in columns_in(Result))  # names of the columns that every row has

@@ -9,7 +9,7 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 from opgrip.replay.results.columns import Columns, column
-from opgrip.replay.results.results import Result, rate_of
+from opgrip.replay.results.results import Result, Row, rate_of
 
 if TYPE_CHECKING:
     # torch takes long to import, and this module is imported to print the help
@@ -45,8 +45,8 @@ class KernelColumns(Columns):
     )
 
 
-def with_kernels(row: Result, runs: Sequence[Sequence[LaunchedWork]], context: Mapping[str, Any]) -> Result:
-    """Return a row with the columns about kernels.
+def fill_kernels(row: Row, runs: Sequence[Sequence[LaunchedWork]], context: Mapping[str, Any]) -> None:
+    """Add the columns about kernels to a row.
 
     runs : the device work of each recorded run, in order of launch; at least one run
     """
@@ -55,20 +55,18 @@ def with_kernels(row: Result, runs: Sequence[Sequence[LaunchedWork]], context: M
 
     columns = kernel_columns(runs)
     sheet = datasheet_of(name_of(row.device))
-    if sheet is None or not columns.gpu_us:
-        return row.adding(columns)
-    rate, bytes_rate = rate_of(row.flops, columns.gpu_us), rate_of(row.bytes_moved, columns.gpu_us)
-    peak = sheet.rate(arithmetic_dtype(row, context))
-    return row.adding(
-        replace(
+    if sheet is not None and columns.gpu_us:
+        rate, bytes_rate = rate_of(row.flops, columns.gpu_us), rate_of(row.bytes_moved, columns.gpu_us)
+        peak = sheet.rate(arithmetic_dtype(row, context))
+        columns = replace(
             columns,
             of_peak_rate=None if rate is None or peak is None else rate / peak,
             of_peak_bandwidth=None if bytes_rate is None else bytes_rate / sheet.gb_per_s,
         )
-    )
+    row.add(columns)
 
 
-def arithmetic_dtype(row: Result, context: Mapping[str, Any]) -> str | None:
+def arithmetic_dtype(row: Result | Row, context: Mapping[str, Any]) -> str | None:
     """Return the name of the dtype in which a row's case computes; TF32 replaces float32 if the case may use it."""
     from opgrip.platform.peaks import TF32
     from opgrip.platform.precisions import is_tf32

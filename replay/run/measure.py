@@ -21,13 +21,13 @@ from opgrip.replay.modes import ModeOptions
 from opgrip.replay.operators.contexts import restored
 from opgrip.replay.operators.devices import check_use, synchronizer
 from opgrip.replay.operators.memory import bytes_of
-from opgrip.replay.results.ratios import base_index, with_ratios
+from opgrip.replay.results.ratios import base_index, ratio_over
 from opgrip.replay.results.results import LAUNCH_BOUND, Result
 from opgrip.replay.run.energy import Clocks, Energy, open_meter, warm_up
-from opgrip.replay.run.kernels import with_kernels
-from opgrip.replay.run.preparation import Prepared, prepare, with_energy, with_pairs, with_times, with_timing_clusters
+from opgrip.replay.run.kernels import fill_kernels
+from opgrip.replay.run.preparation import Prepared, fill_pairs, fill_times, fill_timing_clusters, prepare
 from opgrip.replay.run.untrusted import untrusted_processes
-from opgrip.replay.run.workload import Workload, failed
+from opgrip.replay.run.workload import Workload, fail
 from opgrip.replay.timing import pages
 from opgrip.replay.timing.caches import Caches
 from opgrip.replay.timing.concurrent import ConcurrentRun, measure_concurrently
@@ -143,8 +143,8 @@ def _measure(
     rows: dict[int, list[Prepared]] = {}
     for case in cases:
         rows[case.number] = prepare(case, workload, announce, cached_rows.get(case.number))
-        if all(function is None for _, _, function in rows[case.number]):
-            yield [row for _, row, _ in rows.pop(case.number)]
+        if all(item.function is None for item in rows[case.number]):
+            yield [item.row.freeze() for item in rows.pop(case.number)]
     prepared_cases = [(case, rows[case.number]) for case in cases if case.number in rows]
     caches = None if workload.timing.caches == (WARM,) else Caches(workload.device)
     groups = {
@@ -160,8 +160,10 @@ def _measure(
 
     def finished(case: Case, energies: Mapping[int, Energy]) -> list[Result]:
         own = rows.pop(case.number)
-        filled = list(_fill_rows(case, own, workload, concurrent_runs, energies, clocks))
-        return _compared(filled, own, workload.request.modes.reference)
+        for item in own:
+            _fill(item, case, workload, concurrent_runs, energies, clocks)
+        _compare(own, workload.request.modes.reference)
+        return [item.row.freeze() for item in own]
 
     for case, _ in prepared_cases:
         if not running[case.number]:
@@ -284,39 +286,44 @@ def _groups(
     return list(groups.values())
 
 
-def _fill_rows(
+def _fill(
+    prepared: Prepared,
     case: Case,
-    prepared: Sequence[Prepared],
     workload: Workload,
     concurrent_runs: Mapping[int, ConcurrentRun],
     energies: Mapping[int, Energy],
     clocks: Clocks,
-) -> Iterator[Result]:
-    for variant, row, function in prepared:
-        clock_mhz, throttled = clocks.of_row(row.case, variant.number)
-        result = with_energy(replace(row, clock_mhz=clock_mhz, throttled=throttled), energies.get(id(function)))
-        if function is None:
-            yield result
-        elif function.failure is not None:
-            yield failed(result, function.failure, workload)
-        elif id(function) in concurrent_runs:
-            run = concurrent_runs[id(function)]
-            yield replace(with_times(result, run.loaded, workload, variant), overlap=run.overlap)
-        else:
-            # a single operator that waits for the device takes as long in the program
-            is_launch_bound = function.is_launch_bound and case.operator is not None
-            timed = with_times(result, function.samples, workload, variant)
-            timed = replace(timed, doubts=LAUNCH_BOUND) if is_launch_bound else timed
-            timed = with_kernels(timed, function.recorded, case.context) if function.recorded else timed
-            yield with_timing_clusters(timed, case, function.samples) if case.timing_clusters else timed
+) -> None:
+    variant, row, function = prepared
+    row.clock_mhz, row.throttled = clocks.of_row(row.case, variant.number)
+    energy, run = energies.get(id(function)), concurrent_runs.get(id(function))
+    if energy is not None:
+        row.clock_mhz = row.clock_mhz if energy.clock_mhz is None else energy.clock_mhz
+        row.throttled = ", ".join(energy.throttled) or None
+        row.add(energy.columns)
+    if function is None:
+        return
+    if function.failure is not None:
+        fail(row, function.failure, workload)
+    elif run is not None:
+        fill_times(row, run.loaded, workload, variant)
+        row.overlap = run.overlap
+    else:
+        fill_times(row, function.samples, workload, variant)
+        # a single operator that waits for the device takes as long in the program
+        if function.is_launch_bound and case.operator is not None:
+            row.doubts = LAUNCH_BOUND
+        if function.recorded:
+            fill_kernels(row, function.recorded, case.context)
+        if case.timing_clusters:
+            fill_timing_clusters(row, case, function.samples)
 
 
-def _compared(rows: Sequence[Result], prepared: Sequence[Prepared], reference: str) -> list[Result]:
-    compared = []
-    for place, row in enumerate(with_ratios(rows, reference)):
-        base = base_index(place, rows, reference) if row.ratio is not None else None
-        function, other = prepared[place][2], None if base is None else prepared[base][2]
-        if base is not None and function is not None and other is not None:
-            row = with_pairs(row, function, other, rows[base].median_us or 0.0)
-        compared.append(row)
-    return compared
+def _compare(prepared: Sequence[Prepared], reference: str) -> None:
+    rows = [item.row for item in prepared]
+    bases = [base_index(place, rows, reference) for place in range(len(rows))]
+    for (_, row, function), base in zip(prepared, bases, strict=True):
+        if base is not None:
+            row.ratio, other = ratio_over(row, rows[base]), prepared[base].function
+            if row.ratio is not None and function is not None and other is not None:
+                fill_pairs(row, function, other, rows[base].median_us or 0.0)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -46,12 +46,12 @@ from opgrip.replay.results.results import (
     UNSUPPORTED,
     WRONG,
     Result,
+    Row,
     rate_of,
     same_outputs,
 )
 from opgrip.replay.run.checks.reference import CandidateReference, Reference, check_contract
 from opgrip.replay.run.checks.verdicts import ResultVerdict, WrongResultError, joined
-from opgrip.replay.run.energy import Energy
 from opgrip.replay.run.programs import (
     as_call,
     differentiable_results,
@@ -63,7 +63,7 @@ from opgrip.replay.run.programs import (
     with_backward,
 )
 from opgrip.replay.run.untrusted import CHANGE, UNKNOWN, untrusted_call, untrusted_function
-from opgrip.replay.run.workload import Workload, device_of, empty_row, failed, key_of
+from opgrip.replay.run.workload import Workload, device_of, empty_row, fail, key_of
 from opgrip.replay.timing.ranges import PREPARE, entered
 from opgrip.replay.timing.rounds import Announce
 from opgrip.replay.timing.samples import FEWEST, Samples
@@ -71,9 +71,13 @@ from opgrip.replay.timing.timed_functions import MOST, InputSet, TimedFunction, 
 from opgrip.replay.timing.timing_options import GRAPH
 from opgrip.traces.schema.records import Signature
 
-# row, and the function to time, or None if the row says why it cannot be timed
-RowToTime = tuple[Result, TimedFunction | None]
-Prepared = tuple[Variant, Result, TimedFunction | None]  # variant, and the two parts of a `RowToTime`
+
+class Prepared(NamedTuple):
+    """The row of a variant, and the function to time, or None if the row says why it cannot be timed."""
+
+    variant: Variant
+    row: Row
+    function: TimedFunction | None
 
 
 def prepare(
@@ -94,8 +98,7 @@ def prepare(
     for variant in workload.variants(case):
         if only in (None, variant.number):
             announce(case.number, variant.number)
-            result, timed_function = preparation.row(variant, (cached_rows or {}).get(variant.number))
-            rows.append((variant, result, timed_function))
+            rows.append(Prepared(variant, *preparation.row(variant, (cached_rows or {}).get(variant.number))))
     preparation.references.clear()
     return rows
 
@@ -116,17 +119,18 @@ class _Preparation:
         self._refused: set[str] = set()
         self._overhead_ns: dict[object, list[int]] = {}
 
-    def row(self, variant: Variant, cached_row: Result | None) -> RowToTime:
-        workload = self._workload
-        result = cached_row or empty_row(self._recorded, variant, workload)
-        if result.status != OK:
-            return result, None
-        raised = self._recorded.signature.raised
+    def row(self, variant: Variant, cached_row: Result | None) -> tuple[Row, TimedFunction | None]:
+        workload, raised = self._workload, self._recorded.signature.raised
+        row = Row.of(cached_row or empty_row(self._recorded, variant, workload))
+        if row.status != OK:
+            return row, None
         if raised is not None:
-            return replace(result, status=SKIPPED, error=f"it raised when it was captured: {raised}"), None
+            row.status, row.error = SKIPPED, f"it raised when it was captured: {raised}"
+            return row, None
         try:
             case = workload.scaled(self._recorded, variant.point)
             result = cached_row or empty_row(case, variant, workload)
+            row = Row.of(result)
             if case.load is not None:
                 case = case.load(case.number)
             # calls are captured below autograd, so they are replayed without it unless gradients are requested
@@ -137,34 +141,37 @@ class _Preparation:
             ):
                 case, note = with_equivalents(case, workload.device)
                 operator = case.operator or find_operator(case.signature, workload.request.inputs.extensions)
-                result, timed_function = self._made(case, operator, variant, result)
+                row, timed_function = self._made(case, operator, variant, result)
                 refusals = [f"the captured setting {name} cannot be restored" for name in refused]
-                result = replace(result, note=", ".join(filter(None, (note, *refusals, result.note))))
+                row.note = ", ".join(filter(None, (note, *refusals, row.note)))
                 if timed_function is not None:
                     for _ in range(workload.request.effort.warmup):
                         timed_function.run()
                 # errors that the device reports only now belong to this row, not to the next
                 synchronizer(workload.device)()
-                return result, timed_function
+                return row, timed_function
         except (Exception, SystemExit) as error:
             check_use(workload.device, error)
-            result, is_memory_short = failed(result, error, workload), is_out_of_memory(error)
-            if variant.direction == BACKWARD and not workload.timing.backward and result.status == UNSUPPORTED:
+            fail(row, error, workload)
+            is_memory_short = is_out_of_memory(error)
+            if variant.direction == BACKWARD and not workload.timing.backward and row.status == UNSUPPORTED:
                 # nobody requested these gradients
-                result = replace(result, status=SKIPPED)
+                row.status = SKIPPED
         # only after the error is released: the frames of its traceback hold tensors
         if is_memory_short:
             release_memory(workload.device)
-        return result, None
+        return row, None
 
-    def _made(self, case: Case, operator: Operator, variant: Variant, result: Result) -> RowToTime:
-        workload = self._workload
+    def _made(
+        self, case: Case, operator: Operator, variant: Variant, result: Result
+    ) -> tuple[Row, TimedFunction | None]:
+        workload, row = self._workload, Row.of(result)
         make = self._backward if variant.direction == BACKWARD else self._forward
         lacks_gradient_flags = (
             workload.adds_gradients and workload.wants_grad(case, variant.direction) and not operator.mutates
         )
         try:
-            return make(with_gradients(case, lacks_gradient_flags, self._refused), operator, variant, result)
+            return row, make(with_gradients(case, lacks_gradient_flags, self._refused), operator, variant, row)
         except Exception as error:
             name = refused_argument(error)
             if name is None or name in self._refused:
@@ -172,7 +179,7 @@ class _Preparation:
             self._refused.add(name)
         return self._made(case, operator, variant, result)
 
-    def _forward(self, case: Case, operator: Operator, variant: Variant, result: Result) -> RowToTime:
+    def _forward(self, case: Case, operator: Operator, variant: Variant, row: Row) -> TimedFunction | None:
         workload = self._workload
         signatures = (case.signature, *case.input_sets)
         inputs = [self._inputs(case, operator, signature, variant.values) for signature in signatures]
@@ -201,7 +208,7 @@ class _Preparation:
                     check_contract(operator.function, program.function, inputs[place], case.unused, mutates)
                 )
             if place == 0:
-                result, actual = self._first_run(case, result, operator, program, item, began)
+                actual = self._first_run(case, row, operator, program, item, began)
             else:
                 _, actual = run_program(program, item.make(), operator.mutates)
             faithful.append(same_outputs(signature.outputs, actual.outputs, workload.dtype is None, case.unused))
@@ -213,17 +220,17 @@ class _Preparation:
                 other.change(CHANGE)
             actual = _run_with_other_values(program, operator, tried[0], other)
             verdicts += self._verdicts(case, variant, len(inputs), operator, other, actual)
-        result = with_verdict(result, verdicts)
-        if result.status != OK:
-            return result, None
-        result = replace(result, faithful=None if None in faithful else all(faithful))
+        fill_verdict(row, verdicts)
+        if row.status != OK:
+            return None
+        row.faithful = None if None in faithful else all(faithful)
         if call is not None:
             overhead_ns = self._overhead_ns.setdefault(replace(variant, number=0, mode=EAGER), [])
             draw = partial(self._inputs, case, operator, kind=variant.values)
-            return result, untrusted_function(case, operator, variant, inputs, call, draw, overhead_ns)
+            return untrusted_function(case, operator, variant, inputs, call, draw, overhead_ns)
         in_torch = find_mode(variant.mode)[0].in_torch
         has_pages = in_torch and workload.device == "cpu" and workload.cache_of(variant) == PROGRAM
-        return result, self._timed_function(
+        return self._timed_function(
             case,
             operator,
             variant,
@@ -233,37 +240,35 @@ class _Preparation:
             program.enters_each_run,
             mutates=operator.mutates and (program.enter is None or program.in_place),
             fresh=case.fresh if has_pages else None,
-            result_bytes=result.bytes_out or 0,
+            result_bytes=row.bytes_out or 0,
         )
 
     def _first_run(
-        self, case: Case, result: Result, operator: Operator, program: Program, inputs: Inputs, began: int
-    ) -> tuple[Result, RunOutputs]:
+        self, case: Case, row: Row, operator: Operator, program: Program, inputs: Inputs, began: int
+    ) -> RunOutputs:
         workload = self._workload
         device = device_of(case.signature, workload)
         args, kwargs = inputs.make()
         raw_result, results = run_program(program, (args, kwargs), operator.mutates)
         synchronizer(device)()
-        result = with_program_note(result, program, (perf_counter_ns() - began) / 1e6)
-        result = self._with_work(case, result, operator, inputs, program.leave is None, args, kwargs, raw_result)
+        fill_program(row, program, (perf_counter_ns() - began) / 1e6)
+        self._fill_work(case, row, operator, inputs, program.leave is None, args, kwargs, raw_result)
         if program.memory is UNKNOWN:
-            return result, results
+            return results
         if workload.memory and program.memory is not None:
-            result = with_memory_columns(result, program.memory)
-        elif workload.memory and find_mode(result.mode)[0].in_torch:
+            fill_memory(row, program.memory)
+        elif workload.memory and find_mode(row.mode)[0].in_torch:
             del raw_result, results
             if operator.mutates:
                 inputs.restore()
             # the profiler that counts memory takes longer than most calls
             arguments = inputs.make()
             (_, results), memory = with_memory(lambda: run_program(program, arguments, operator.mutates), device)
-            result = with_memory_columns(result, memory)
-        return result, results
+            fill_memory(row, memory)
+        return results
 
-    def _with_work(
-        self, case: Case, result: Result, operator: Operator, inputs: Inputs, in_torch: bool, *run: Any
-    ) -> Result:
-        key = (result.threads, result.batch_scale, result.streams, result.values)
+    def _fill_work(self, case: Case, row: Row, operator: Operator, inputs: Inputs, in_torch: bool, *run: Any) -> None:
+        key = (row.threads, row.batch_scale, row.streams, row.values)
         if key not in self._works:
             if case.operator is None and in_torch:
                 self._works[key] = work_of(operator.function, case.op, *run)
@@ -271,9 +276,10 @@ class _Preparation:
                 if operator.mutates:
                     inputs.restore()
                 self._works[key] = counted(operator.function, *inputs.make())
-        return with_work(result, self._works.get(key))
+        if key in self._works:
+            fill_work(row, self._works[key])
 
-    def _backward(self, case: Case, operator: Operator, variant: Variant, result: Result) -> RowToTime:
+    def _backward(self, case: Case, operator: Operator, variant: Variant, row: Row) -> TimedFunction | None:
         workload = self._workload
         inputs = self._inputs(case, operator, case.signature, variant.values)
         arguments = inputs.make()
@@ -298,18 +304,18 @@ class _Preparation:
             enter_program = program.enter or (lambda arguments: arguments)
             function, enters_each_run = program.function, program.enters_each_run
             enter = lambda _: enter_program((saved, {}))  # noqa: E731
-        result = with_program_note(result, program, (perf_counter_ns() - began) / 1e6)
+        fill_program(row, program, (perf_counter_ns() - began) / 1e6)
         if workload.request.count_work:
             (gradient_arguments, _) = graph_of(Program(operator.function), places)(inputs.make())
-            result = with_work(result, counted(gradients, gradient_arguments, {}, whole=False))
-        result = with_verdict(result, self._verdicts(case, variant, 0, operator, inputs, actual))
-        if result.status != OK:
-            return result, None
+            fill_work(row, counted(gradients, gradient_arguments, {}, whole=False))
+        fill_verdict(row, self._verdicts(case, variant, 0, operator, inputs, actual))
+        if row.status != OK:
+            return None
         if workload.memory and find_mode(variant.mode)[0].in_torch:
             args, kwargs = enter(inputs.make())
             _, memory = with_memory(lambda: function(*args, **kwargs), device_of(case.signature, workload))
-            result = with_memory_columns(result, memory)
-        return result, self._timed_function(case, operator, variant, function, [inputs], enter, enters_each_run)
+            fill_memory(row, memory)
+        return self._timed_function(case, operator, variant, function, [inputs], enter, enters_each_run)
 
     def _timed_function(
         self,
@@ -441,86 +447,64 @@ def _run_with_other_values(program: Program, operator: Operator, first: Inputs, 
 DECIMALS = 4  # number of decimals of single run times in us
 
 
-def with_memory_columns(result: Result, memory: CallMemory) -> Result:
-    return replace(result, allocated_bytes=memory.allocated, peak_bytes=memory.peak, reserved_bytes=memory.reserved)
+def fill_memory(row: Row, memory: CallMemory) -> None:
+    row.allocated_bytes, row.peak_bytes, row.reserved_bytes = memory.allocated, memory.peak, memory.reserved
 
 
-def with_program_note(result: Result, program: Program, first_ms: float) -> Result:
-    result = replace(result, enter_us=program.enter_us)
-    return replace(result, note=program.note, first_ms=first_ms) if result.first_ms is None else result
+def fill_program(row: Row, program: Program, first_ms: float) -> None:
+    row.enter_us = program.enter_us
+    if row.first_ms is None:
+        row.note, row.first_ms = program.note, first_ms
 
 
-def with_work(result: Result, work: Work | None) -> Result:
-    if work is None:
-        return result
-    return replace(result, flops=work.flops, bytes_moved=work.bytes, math_dtype=work.dtype, operators=work.operators)
+def fill_work(row: Row, work: Work) -> None:
+    row.flops, row.bytes_moved, row.math_dtype, row.operators = work.flops, work.bytes, work.dtype, work.operators
 
 
-def with_verdict(result: Result, verdicts: Sequence[ResultVerdict]) -> Result:
+def fill_verdict(row: Row, verdicts: Sequence[ResultVerdict]) -> None:
     if not verdicts:
-        return result
+        return
     verdict = joined(verdicts)
-    notes = dict.fromkeys(note for note in (result.note, *verdict.notes) if note)
-    result = replace(result, max_abs=verdict.max_abs, max_rel=verdict.max_rel, note=", ".join(notes))
-    return result if verdict.right else replace(result, status=WRONG, error=verdict.reason)
+    row.max_abs, row.max_rel = verdict.max_abs, verdict.max_rel
+    row.note = ", ".join(dict.fromkeys(note for note in (row.note, *verdict.notes) if note))
+    if not verdict.right:
+        row.status, row.error = WRONG, verdict.reason
 
 
-def with_energy(row: Result, energy: Energy | None) -> Result:
-    if energy is None:
-        return row
-    clock_mhz = row.clock_mhz if energy.clock_mhz is None else energy.clock_mhz
-    return replace(row, clock_mhz=clock_mhz, throttled=", ".join(energy.throttled) or None).adding(energy.columns)
-
-
-def with_times(result: Result, samples: Samples, workload: Workload, variant: Variant) -> Result:
+def fill_times(row: Row, samples: Samples, workload: Workload, variant: Variant) -> None:
+    row.median_us, row.mean_us = samples.quantile_us(0.5), samples.mean_us
+    row.p10_us, row.p90_us = samples.percentile_us(0.1), samples.percentile_us(0.9)
+    row.stopped = samples.done(workload.request.effort) or "most"
+    row.gflop_per_s, row.gb_per_s = rate_of(row.flops, row.median_us), rate_of(row.bytes_moved, row.median_us)
+    if samples.is_contended:
+        row.status, row.stopped, row.gflop_per_s, row.gb_per_s = CONTENDED, "contended", None, None
+    row.samples, row.runs, row.dropped = len(samples), samples.effective_runs, samples.dropped
     # the spread is infinite if no kind of run was repeated
-    spread = measured_spread if math.isfinite(measured_spread := samples.spread) else None
-    median_us = samples.quantile_us(0.5)
-    return replace(
-        result,
-        status=CONTENDED if samples.is_contended else result.status,
-        median_us=median_us,
-        p10_us=samples.percentile_us(0.1),
-        p90_us=samples.percentile_us(0.9),
-        mean_us=samples.mean_us,
-        gflop_per_s=None if samples.is_contended else rate_of(result.flops, median_us),
-        gb_per_s=None if samples.is_contended else rate_of(result.bytes_moved, median_us),
-        samples=len(samples),
-        runs=samples.effective_runs,
-        spread=spread,
-        stopped="contended" if samples.is_contended else samples.done(workload.request.effort) or "most",
-        dropped=samples.dropped,
-        slowed=samples.slowed / len(samples) if len(samples) else None,
-        noisy=None if spread is None else spread > NOISY,
-        method=workload.timing.exec_mode,
-        cache=workload.cache_of(variant),
-        times_us=[round(time_ns / 1e3, DECIMALS) for time_ns in samples.in_order],
-        weights=samples.weights,
-        kinds=samples.kinds,
-        memory_gb_per_s=samples.memory_gb_per_s,
-    )
+    row.spread = spread if math.isfinite(spread := samples.spread) else None
+    row.noisy = None if row.spread is None else row.spread > NOISY
+    row.slowed = samples.slowed / len(samples) if len(samples) else None
+    row.method, row.cache = workload.timing.exec_mode, workload.cache_of(variant)
+    row.times_us = [round(time_ns / 1e3, DECIMALS) for time_ns in samples.in_order]
+    row.weights, row.kinds, row.memory_gb_per_s = samples.weights, samples.kinds, samples.memory_gb_per_s
 
 
-def with_pairs(row: Result, function: TimedFunction, other: TimedFunction, base_us: float) -> Result:
+def fill_pairs(row: Row, function: TimedFunction, other: TimedFunction, base_us: float) -> None:
     are_exchanged = function.exchanges is not None and function.exchanges == other.exchanges
     pairs = paired_runs(function.runs, other.runs)
     times = ((run.arrangement, run.time_ns, other.time_ns) for run, other in pairs)
     ratio = paired_ratio(times, base_us, are_exchanged)
-    if ratio is None:
-        return row
-    row = replace(row, ratio_p10=ratio.low, ratio_p50=ratio.middle, ratio_p90=ratio.high)
-    return row.adding(PairedColumns(ratio.error, ratio.chance))
+    if ratio is not None:
+        row.ratio_p10, row.ratio_p50, row.ratio_p90 = ratio.low, ratio.middle, ratio.high
+        row.add(PairedColumns(ratio.error, ratio.chance))
 
 
-def with_timing_clusters(result: Result, case: Case, samples: Samples) -> Result:
-    if len(case.timing_clusters) == 1:
-        return result.adding(ClusterColumns(place=case.timing_clusters[0].place))
-    shares = shares_of(case)
+def fill_timing_clusters(row: Row, case: Case, samples: Samples) -> None:
+    clusters, shares = case.timing_clusters, shares_of(case)
+    if len(clusters) == 1:
+        row.add(ClusterColumns(place=clusters[0].place))
+        return
     medians = [samples.median_us_of(index) for index in range(len(shares))]
     cluster_medians_us = [median for median in medians if median is not None]
-    if not shares or len(cluster_medians_us) < len(medians):
-        return result
-    captured = [item.captured_us for item in case.timing_clusters]
-    return result.adding(
-        ClusterColumns(behaviour_shares=shares, behaviours_captured_us=captured, behaviours_us=cluster_medians_us)
-    )
+    if shares and len(cluster_medians_us) == len(medians):
+        captured_us = [item.captured_us for item in clusters]
+        row.add(ClusterColumns(None, shares, captured_us, cluster_medians_us))

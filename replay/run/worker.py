@@ -190,7 +190,7 @@ def serve(workload: Workload, source: int, output: int, heartbeat: Heartbeat) ->
             if "make" in request:
                 number, row = request["make"]
                 rows_of_cases: Iterable[list[Result]] = [
-                    [result for _, result, _ in prepare(cases[number], limited, announce, only=row)]
+                    [item.row.freeze() for item in prepare(cases[number], limited, announce, only=row)]
                 ]
             else:
                 rows_of_cases = measure_cases(

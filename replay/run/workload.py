@@ -33,7 +33,7 @@ from opgrip.replay.operators.contexts import one_thread
 from opgrip.replay.operators.devices import with_index
 from opgrip.replay.operators.lookup import mutates
 from opgrip.replay.operators.memory import bytes_of, is_out_of_memory
-from opgrip.replay.results.results import FAILED, OK, UNSUPPORTED, WRONG, Result, describe_shapes
+from opgrip.replay.results.results import FAILED, OK, UNSUPPORTED, WRONG, Result, Row, describe_shapes
 from opgrip.replay.run.checks.verdicts import WrongResultError
 from opgrip.replay.run.request import RunRequest, take_shard
 from opgrip.replay.timing.timing_options import DISCRETE, EVENTS, GRAPH, TimingOptions
@@ -326,9 +326,8 @@ def describe_failure(error: BaseException) -> tuple[str, str]:
     return FAILED, cause_of(error)
 
 
-def failed(result: Result, error: BaseException, workload: Workload) -> Result:
-    status, reason = describe_failure(error)
+def fail(row: Row, error: BaseException, workload: Workload) -> None:
+    row.status, row.error = describe_failure(error)
     if isinstance(error, Untrusted):
-        reason = error.with_command(workload.request.trace, workload.request.inputs.extension)
-    detail = "".join(traceback.format_exception(error)) if workload.request.detail else None
-    return replace(result, status=status, error=reason, detail=detail)
+        row.error = error.with_command(workload.request.trace, workload.request.inputs.extension)
+    row.detail = "".join(traceback.format_exception(error)) if workload.request.detail else None

@@ -30,9 +30,9 @@ from opgrip.platform.activity_records import LaunchedWork, launched_by
 from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.operators import devices
 from opgrip.replay.reports.cells import to_frame
-from opgrip.replay.results.results import OK, RAN, Result
+from opgrip.replay.results.results import OK, RAN, Result, Row
 from opgrip.replay.run import measure
-from opgrip.replay.run.kernels import KernelColumns, kernel_columns, with_kernels
+from opgrip.replay.run.kernels import KernelColumns, fill_kernels, kernel_columns
 from opgrip.traces import load
 
 
@@ -526,10 +526,16 @@ def test_rows_have_shares_of_their_gpus_datasheet(monkeypatch: pytest.MonkeyPatc
     row = Result(0, "aten.mm.default", "", 1, 1.0, "eager", "cuda:0", OK, 1.0, 1.0, median_us=250.0)
     row = replace(row, flops=int(67e12 * 100e-6), bytes_moved=int(4.8e12 * 50e-6), math_dtype="float32")
     monkeypatch.setattr(devices, "name_of", lambda device: "NVIDIA H200")
+
+    def columns_of(row: Result, context: dict[str, Any]) -> KernelColumns:
+        filled = Row.of(row)
+        fill_kernels(filled, [run], context)
+        return KernelColumns.of(filled)
+
     shares = [
         (own.of_peak_rate, own.of_peak_bandwidth)
         for own in (
-            KernelColumns.of(with_kernels(with_dtype, [run], context))
+            columns_of(with_dtype, context)
             for with_dtype, context in (
                 (row, {}),
                 (row, {"matmul_precision": "high"}),
@@ -541,4 +547,4 @@ def test_rows_have_shares_of_their_gpus_datasheet(monkeypatch: pytest.MonkeyPatc
     rates = [0.5, 0.5 * 67 / 494.5, 0.5 * 67 / 1979, None]
     assert shares == [(pytest.approx(rate), pytest.approx(0.25)) for rate in rates]
     monkeypatch.setattr(devices, "name_of", lambda device: "NVIDIA A100-SXM4-40GB MIG 1g.5gb")
-    assert KernelColumns.of(with_kernels(row, [run], {})).of_peak_rate is None
+    assert columns_of(row, {}).of_peak_rate is None
