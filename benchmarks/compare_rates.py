@@ -35,8 +35,7 @@ from others import Usage, share_of_others
 from workloads import WORKLOADS
 
 from opgrip.capture import Capture
-from opgrip.replay.reports.comparison.comparison import compare
-from opgrip.replay.reports.comparison.gate import Outcome
+from opgrip.replay.reports.comparison.comparison import Outcome, compare
 from opgrip.replay.reports.comparison.unpaired_ratio import SHORT_US, Verdict, contended_share
 from opgrip.replay.reports.outcome import Results
 from opgrip.replay.results.results import Result

@@ -20,7 +20,7 @@ from opgrip.cli.options import Option, flag_of, options_in, title_of, words_in
 from opgrip.replay.analyses import in_order
 from opgrip.replay.command.replay_options import make_parser, option_classes
 from opgrip.replay.reports.cells import ON_REQUEST
-from opgrip.replay.reports.comparison.comparison_report import ComparisonColumns
+from opgrip.replay.reports.comparison.comparison import ComparisonColumns
 from opgrip.replay.results.columns import Column, columns_in
 from opgrip.replay.results.results import Result
 from opgrip.tools.verbs.zoo import summary

@@ -39,7 +39,7 @@ def run(args: argparse.Namespace, words: Sequence[str] = ()) -> int:
     with loading("opreplay"):
         from opgrip.replay.command.replay import perform
         from opgrip.replay.command.trace_targets import targets_of
-        from opgrip.replay.reports.comparison.gate import exit_status, hold_candidates, parse_candidate_gate
+        from opgrip.replay.reports.comparison.comparison import exit_status, hold_candidates, parse_candidate_gate
         from opgrip.replay.reports.outcome import scorers
 
     reporter, output = Reporter("opreplay"), from_arguments(OutputOptions, args)

@@ -31,8 +31,7 @@ from opgrip.replay.operators.admission import absent_extensions
 from opgrip.replay.operators.devices import is_accelerator, name_of, with_index
 from opgrip.replay.reports import OutputOptions
 from opgrip.replay.reports.cells import OPTIONS, read_completed
-from opgrip.replay.reports.comparison.comparison import compare
-from opgrip.replay.reports.comparison.comparison_report import advice, summary
+from opgrip.replay.reports.comparison.comparison import advice, compare, summary
 from opgrip.replay.reports.comparison.results_store import Store, join_repeats, usual_folder
 from opgrip.replay.reports.fidelity import HERE, with_doubts
 from opgrip.replay.reports.outcome import Results, check_output, write_results

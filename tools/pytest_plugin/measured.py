@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from opgrip.replay.reports.comparison.comparison import Comparison, Pair
-    from opgrip.replay.reports.comparison.gate import Gate, Held
+    from opgrip.replay.reports.comparison.comparison import Comparison, Gate, Held, Pair
     from opgrip.replay.reports.outcome import Results
     from opgrip.replay.results.results import Result
 
@@ -351,7 +350,7 @@ class Benchmarks:
         # the import below loads pandas
         if not self.options.conditions:
             return []
-        from opgrip.replay.reports.comparison.gate import parse_gate
+        from opgrip.replay.reports.comparison.comparison import parse_gate
 
         return list(map(parse_gate, self.options.conditions))
 
@@ -362,8 +361,7 @@ class Benchmarks:
     def judge(self, pairs: Sequence[TestRow], header: dict[str, Any], group: str) -> Judged:
         if self.baseline is None:
             return Judged(pairs, header)
-        from opgrip.replay.reports.comparison.comparison import compare
-        from opgrip.replay.reports.comparison.gate import hold_all, margin_for
+        from opgrip.replay.reports.comparison.comparison import compare, hold_all, margin_for
         from opgrip.replay.reports.outcome import Results
 
         base_rows = self.baseline.rows_for(group, [row for _, row in pairs])

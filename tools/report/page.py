@@ -34,9 +34,16 @@ from opgrip.replay.cases.call_sites import count_call_sites
 from opgrip.replay.cases.cases import contexts_of
 from opgrip.replay.operators.lookup import family_of
 from opgrip.replay.reports.cells import all_columns
-from opgrip.replay.reports.comparison.comparison import compare
-from opgrip.replay.reports.comparison.comparison_report import advice, rows_of, summary, total_line
-from opgrip.replay.reports.comparison.gate import hold_all, margin_for, parse_gate
+from opgrip.replay.reports.comparison.comparison import (
+    advice,
+    compare,
+    hold_all,
+    margin_for,
+    parse_gate,
+    rows_of,
+    summary,
+    total_line,
+)
 from opgrip.replay.reports.outcome import Results
 from opgrip.replay.results.columns import Column
 from opgrip.replay.results.judgement import JUDGEMENT, judged_steps, saving_lines, summary_lines

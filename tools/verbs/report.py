@@ -110,7 +110,7 @@ def prepare_report(parser: argparse.ArgumentParser) -> None:
 
 @verb("report", "show results and traces in one HTML file that opens offline", REPORT_EXAMPLES, prepare_report)
 def run_report(args: argparse.Namespace) -> int:
-    from opgrip.replay.reports.comparison.gate import parse_gate
+    from opgrip.replay.reports.comparison.comparison import parse_gate
     from opgrip.tools.report import make_page
     from opgrip.tools.report.page import GATES, plotly, tables
     from opgrip.zoo.corpus.corpus import is_several

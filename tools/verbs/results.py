@@ -285,10 +285,8 @@ GATE_HELP = (
 @verb("compare", "compare results and report faster and slower cases", EXAMPLES, prepare)
 def run(args: argparse.Namespace) -> int:
     from opgrip.cli.output_files import check_writable
-    from opgrip.replay.reports.comparison.comparison import compare
-    from opgrip.replay.reports.comparison.comparison_files import form_for, write_comparisons
-    from opgrip.replay.reports.comparison.comparison_report import print_comparison
-    from opgrip.replay.reports.comparison.gate import exit_status, hold_all, margin_for, parse_gate
+    from opgrip.replay.reports.comparison.comparison import compare, exit_status, hold_all, margin_for, parse_gate
+    from opgrip.replay.reports.comparison.comparison_report import form_for, print_comparison, write_comparisons
 
     gates = list(map(parse_gate, args.gate))
     if args.output is not None:

@@ -1,212 +1,44 @@
-"""Comparisons as rows, as a data frame, as HTML for notebooks, and as printed text."""
+"""Comparisons as printed text, and as files: JSON, CSV, GitHub-flavoured Markdown and JUnit XML."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import IO, Any
+import io
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, astuple, fields
+from pathlib import Path
+from typing import IO
 
-import pandas as pd
-
-from opgrip.cli.command import counted, printable
+from opgrip.cli.command import printable
+from opgrip.cli.output_files import csv_text, whole_file
 from opgrip.cli.terminal import print_line, shorten
-from opgrip.display.figures import as_html
-from opgrip.display.tables import TableColumn, print_table
-from opgrip.replay.operators.lookup import family_of
-from opgrip.replay.reports.comparison.comparison import UNREADABLE, Comparison, Pair, Total
-from opgrip.replay.reports.comparison.gate import Held, Outcome
+from opgrip.display.tables import TableColumn, literal, markdown_table, print_table
+from opgrip.errors import UserError
+from opgrip.replay.reports.comparison.comparison import (
+    CHANGED,
+    FAILED,
+    MISSING,
+    UNTIMED,
+    Comparison,
+    ComparisonColumns,
+    Gate,
+    Held,
+    Outcome,
+    advice,
+    describe,
+    exit_status,
+    hold_all,
+    origin,
+    rows_of,
+    rows_with_results,
+    summary,
+    total_line,
+)
 from opgrip.replay.reports.comparison.unpaired_ratio import CONFIDENCE, Verdict, interval_text
-from opgrip.replay.results.columns import Columns, column, columns_in
-from opgrip.replay.results.results import OK, Result
-
-
-def origin(header: Mapping[str, Any]) -> str:
-    environment = header.get("environment", {})
-    parts = (
-        header.get("trace"),
-        environment.get("machine"),
-        header.get("device"),
-        f"torch {header['torch']}" if "torch" in header else None,
-        header.get("time"),
-    )
-    return ", ".join(str(part) for part in parts if part) or "a file that does not state its origin"
-
-
-def summary(comparison: Comparison) -> str:
-    counts = [f"{comparison.counts[verdict]:,} {verdict.value}" for verdict in Verdict if comparison.counts[verdict]]
-    others = {
-        "no longer ok": comparison.broken,
-        "with other results": comparison.changed,
-        "not timed": comparison.untimed,
-        "missing": comparison.missing,
-        "ok again": comparison.fixed,
-        "new": comparison.added,
-    }
-    counts += [f"{len(rows):,} {word}" for word, rows in others.items() if rows]
-    return f"{counted(len(comparison.pairs), 'case')} timed in both: {', '.join(counts) or 'none'}"
-
-
-def total_line(total: Total) -> str:
-    judgement = total.judgement
-    interval = f"{judgement.ratio:.3f} times ({interval_text(judgement.low, judgement.high)})"
-    times = f"{total.base_us / 1e3:,.2f} ms, now {total.new_us / 1e3:,.2f} ms"
-    return f"all calls of these cases: {times}, {interval}: {judgement.verdict.value}"
-
-
-def advice(comparison: Comparison) -> Iterator[str]:
-    unsure = [pair for pair in comparison.pairs if pair.verdict is Verdict.UNSURE]
-    unreadable = sum(pair.judgement is None for pair in unsure)
-    if unreadable:
-        yield f"{counted(unreadable, 'case')}: {UNREADABLE}"
-    doubtful = [pair.reason for pair in unsure if pair.judgement is not None and pair.reason]
-    if doubtful:
-        like = ", or the like" if len(set(doubtful)) > 1 else ""
-        yield f"{counted(len(doubtful), 'case')} with a wider interval: {doubtful[0]}{like}"
-    more = sorted(pair.more_runs for pair in unsure if pair.more_runs is not None)
-    if more:
-        half = more[len(more) // 2]
-        yield (
-            f"{counted(len(more), 'case')} would be decided by more repeats, half of them by {half} "
-            "more of each run: opreplay --repeats, or --until-decided BASE"
-        )
-    lost = sum(pair.more_runs is None and pair.judgement is not None and not pair.reason for pair in unsure)
-    if lost:
-        verb = "differs" if lost == 1 else "differ"
-        yield (
-            f"{counted(lost, 'case')} {verb} by about the margin, or by less than a machine's speed "
-            "changes between runs"
-        )
-
+from opgrip.replay.reports.result_files import Suite, Test, write_suites
+from opgrip.replay.results.results import Result
 
 INTERVAL = f"{CONFIDENCE:.0%} interval"
-
-
-FAILED, FIXED, CHANGED, MISSING, ADDED = "FAILED", "FIXED", "CHANGED", "MISSING", "ADDED"
-UNTIMED = "UNTIMED"  # verdicts of rows without a time in both runs, or with changed results
-
-
-@dataclass(frozen=True, slots=True)
-class ComparisonColumns(Columns):
-    verdict: str = column(
-        "`SLOWER`, `FASTER`, `SAME` or `UNSURE`; for other rows `FAILED` (results only in the base), "
-        "`FIXED` (ok only in the new run), `MISSING`, `ADDED` (only in one run) or `UNTIMED`; `CHANGED` if the results "
-        "are no longer right",
-        default="",
-    )
-    op: str = column("name of the operator, sample, module or function", default="")
-    shapes: str = column("dtypes and shapes of the arguments, in short form", default="")
-    mode: str = column("mode in which the case was run", default="")
-    variant: str = column(
-        "settings other than the mode, if not the defaults: direction, values, threads, batch, streams, cache",
-        default="",
-    )
-    module: str = column("path of the module that made the calls; a pattern if there are several", default="")
-    family: str = column("kind of work of the operator", default="")
-    key: str = column(
-        "hash of operator, shapes, dtypes and settings, which is the same for equal cases of all traces", default=""
-    )
-    count: int | None = column("number of calls in the program, according to the base")
-    base_us: float | None = column(
-        "time of one call in the base: geometric mean over the repeats of their medians, or of their fastest runs if "
-        "medians are less reliable",
-        "us",
-    )
-    new_us: float | None = column("time of one call in the new run, computed in the same way", "us")
-    ratio: float | None = column("`new_us` divided by `base_us`")
-    low: float | None = column("lower end of the 95 % interval of `ratio`")
-    high: float | None = column("upper end of the 95 % interval of `ratio`")
-    probability: float | None = column("probability that an unchanged case differs by as much", "1")
-    more_runs: int | None = column(
-        "number of further repeats of each run that would decide the verdict; empty if it is decided or cannot be"
-    )
-    base_repeats: int | None = column("number of repeats of the base")
-    new_repeats: int | None = column("number of repeats of the new run")
-    reason: str | None = column("reason for a wider interval, for a missing interval, or for a status other than ok")
-
-
-def rows_of(comparison: Comparison) -> Iterator[ComparisonColumns]:
-    return (cells for cells, _ in rows_with_results(comparison))
-
-
-def rows_with_results(comparison: Comparison) -> Iterator[tuple[ComparisonColumns, Result]]:
-    """Yield (row of the comparison, result row of the new run, or of the base if the new run has none)."""
-    worse: list[tuple[str, list[Pair]]] = [(FAILED, [*comparison.broken]), (CHANGED, [*comparison.changed])]
-    for word, pairs in worse:
-        for pair in pairs:
-            yield _row(word, pair.base, pair.new, reason=pair.new.error)
-    for row in comparison.missing:
-        yield _row(MISSING, row, None)
-    for verdict in (Verdict.SLOWER, Verdict.UNSURE, Verdict.SAME, Verdict.FASTER):
-        for pair in comparison.pairs:
-            if pair.verdict is verdict:
-                yield _timed_row(pair)
-    for pair in comparison.fixed:
-        yield _row(FIXED, pair.base, pair.new, reason=f"was {pair.base.status}")
-    for pair in comparison.untimed:
-        yield _row(UNTIMED, pair.base, pair.new, reason=_why_untimed(pair.new))
-    for row in comparison.added:
-        yield _row(ADDED, None, row, reason=None if row.status == OK else _why_untimed(row))
-
-
-def _why_untimed(row: Result) -> str:
-    return f"{row.status}: {row.error}" if row.error else row.status
-
-
-def _timed_row(pair: Pair) -> tuple[ComparisonColumns, Result]:
-    judgement, compared = pair.judgement, pair.compared
-    figures: dict[str, Any] = {}
-    if judgement is not None and compared is not None:
-        figures = {name: getattr(judgement, name) for name in ("ratio", "low", "high", "probability")}
-        figures |= {"base_us": compared.base_us, "new_us": compared.new_us}
-    return _row(
-        pair.verdict.value, pair.base, pair.new, **figures, more_runs=pair.more_runs, reason=pair.reason or None
-    )
-
-
-def _row(word: str, base: Result | None, new: Result | None, **figures: Any) -> tuple[ComparisonColumns, Result]:
-    row, latest = base or new, new or base
-    assert row is not None, "a row of a comparison is in one of the two runs"
-    assert latest is not None, "a row of a comparison is in one of the two runs"
-    times = {"base_us": base and base.median_us, "new_us": new and new.median_us}
-    cells = ComparisonColumns(
-        verdict=word,
-        op=row.op,
-        shapes=row.shapes,
-        mode=row.mode,
-        variant=row.variant,
-        module=row.module,
-        family=family_of(row.op),
-        key=row.key,
-        count=row.count,
-        base_repeats=None if base is None else len(base.repeats or (1,)),
-        new_repeats=None if new is None else len(new.repeats or (1,)),
-        **(times | figures),
-    )
-    return cells, latest
-
-
-HIDDEN = ("module", "family", "key", "probability", "base_repeats", "new_repeats")  # columns that notebooks leave out
-
-
-def to_frame(comparison: Comparison) -> pd.DataFrame:
-    names = [about.name for about in columns_in(ComparisonColumns)]
-    return pd.DataFrame([asdict(row) for row in rows_of(comparison)], columns=names)
-
-
-def to_html(comparison: Comparison) -> str:
-    lines = [
-        summary(comparison),
-        *(total_line(total) for total in comparison.totals()),
-        f"base: {origin(comparison.base)}",
-        f"new: {origin(comparison.new)}",
-        *(f"differs: {name}: {old}, now {now}" for name, old, now in comparison.differs),
-        *advice(comparison),
-    ]
-    frame = to_frame(comparison)
-    filled = [name for name in frame if name not in HIDDEN and (frame[name].notna() & (frame[name] != "")).any()]
-    return as_html(lines, frame[filled])
-
-
 STYLES = {"SLOWER": "bold red", "FAILED": "bold red", "CHANGED": "bold red", "FASTER": "green", "UNSURE": "yellow"}
 BECAUSE = "because"
 QUIET = {Verdict.SAME.value, Verdict.UNSURE.value, UNTIMED}  # verdicts of rows that are shown only on request
@@ -288,3 +120,134 @@ COLUMNS = (
     TableColumn("more runs", lambda row: row.more_runs or None, ">", rank=2),
     TableColumn(BECAUSE, lambda row: row.reason or "", rank=5, when=lambda row: row.reason),
 )
+
+
+Gates = Sequence[Gate]
+MARKS = {"SLOWER": "🔴", "FAILED": "🔴", "CHANGED": "🔴", "MISSING": "🟠", "FASTER": "🟢", "UNSURE": "🟡"}
+WORSE = ("SLOWER", FAILED, CHANGED, MISSING)  # verdicts that fail a JUnit test without gates
+# verdicts of the rows that a gate limits in number, by name of the gate
+COUNTED = {"failed": FAILED, "changed": CHANGED, "missing": MISSING}
+# JUnit elements by outcome; CI services distinguish an error from a failed test
+JUNIT = {Outcome.PASSED: "", Outcome.FAILED: "failure", Outcome.NOT_DECIDED: "error"}
+ROWS = 100  # maximum number of rows of a Markdown table, because GitHub truncates text at 65,536 characters
+
+
+def write_comparisons(comparisons: Sequence[Comparison], gates: Gates, path: Path, force: bool) -> None:
+    write = form_for(path)
+    with whole_file(path, force) as file:
+        file.write(write(comparisons, gates).encode(errors="backslashreplace"))
+
+
+def form_for(path: Path) -> Callable[[Sequence[Comparison], Gates], str]:
+    if path.suffix not in FORMS:
+        raise UserError(f"{path} has no known suffix", f"end its name in {', '.join(FORMS)}")
+    return FORMS[path.suffix]
+
+
+def as_markdown(comparisons: Sequence[Comparison], gates: Gates) -> str:
+    return "\n".join(_markdown(item, gates) for item in comparisons)
+
+
+def _markdown(comparison: Comparison, gates: Gates) -> str:
+    held = hold_all(gates, comparison)
+    worst = next((item.value for item in Outcome if held and item.exit_status == exit_status(held)), "")
+    title = "opgrip compare" + (f": {worst}" if worst else "")
+    lines = [f"### {title}", "", _cell(summary(comparison)), ""]
+    lines += [f"- base: {_cell(origin(comparison.base))}", f"- new: {_cell(origin(comparison.new))}"]
+    lines += [f"- **{_cell(name)}**: {_cell(old)}, now {_cell(new)}" for name, old, new in comparison.differs]
+    lines += [f"- {total_line(total)}" for total in comparison.totals()]
+    lines += [f"- {literal(line)}" for line in advice(comparison)]
+    lines += [
+        f"- `gate {item.gate.text}: {item.outcome.value}`" + (f": {literal(item.reason)}" if item.reason else "")
+        for item in held
+    ]
+    rows = shown_rows(comparison)
+    if rows:
+        mark = TableColumn("", lambda row: MARKS.get(row.verdict, ""))
+        lines += ["", *markdown_table([mark, *COLUMNS], rows[:ROWS])]
+        if len(rows) > ROWS:
+            lines.append(f"\n{len(rows) - ROWS:,} more rows")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    return literal(shorten(text))
+
+
+def as_json(comparisons: Sequence[Comparison], gates: Gates) -> str:
+    return json.dumps([_plain(item, gates) for item in comparisons], indent=1, ensure_ascii=False) + "\n"
+
+
+def _plain(comparison: Comparison, gates: Gates) -> dict[str, object]:
+    return {
+        "base": dict(comparison.base),
+        "new": dict(comparison.new),
+        "differs": [dict(zip(("name", "base", "new"), item, strict=True)) for item in comparison.differs],
+        "verdicts": {verdict.value: count for verdict, count in comparison.counts.items()},
+        "total": [{**asdict(total), "judgement": _judgement(total.judgement)} for total in comparison.totals()],
+        "gates": [
+            {
+                "gate": item.gate.text,
+                "outcome": item.outcome.value,
+                "line": item.line,
+                "rows": list(map(describe, item.rows)),
+            }
+            for item in hold_all(gates, comparison)
+        ],
+        "rows": [asdict(row) for row in rows_of(comparison)],
+    }
+
+
+def _judgement(judgement: object) -> dict[str, object]:
+    return {name: getattr(judgement, name) for name in ("ratio", "low", "high", "probability")} | {
+        "verdict": judgement.verdict.value  # type: ignore[attr-defined]
+    }
+
+
+def as_csv(comparisons: Sequence[Comparison], gates: Gates) -> str:
+    names = ("comparison", *(item.name for item in fields(ComparisonColumns)))
+    rows = ((number, *astuple(row)) for number, one in enumerate(comparisons) for row in rows_of(one))
+    return csv_text(names, rows)
+
+
+def as_junit(comparisons: Sequence[Comparison], gates: Gates) -> str:
+    text = io.StringIO()
+    write_suites([_suite(comparison, gates) for comparison in comparisons], text)
+    return text.getvalue()
+
+
+def _suite(comparison: Comparison, gates: Gates) -> Suite:
+    held = hold_all(gates, comparison)
+    outcomes = {
+        (COUNTED.get(item.gate.name, ""), id(row)): JUNIT[item.outcome]
+        for item in sorted(held, key=lambda item: item.outcome is Outcome.FAILED)
+        for row in item.rows
+        if item.outcome is not Outcome.PASSED
+    }
+    tests = [_test(cells, row, outcomes if gates else None) for cells, row in rows_with_results(comparison)]
+    tests += [Test("gates", item.gate.text, 0.0, JUNIT[item.outcome], item.line) for item in held]
+    facts = {"base": origin(comparison.base), "new": origin(comparison.new)}
+    return Suite("opgrip compare", tests, facts | {f"gate {item.gate.text}": item.line for item in held})
+
+
+def _test(cells: ComparisonColumns, row: Result, outcomes: dict[tuple[str, int], str] | None) -> Test:
+    is_skipped = cells.verdict in ("ADDED", "UNTIMED") or (cells.verdict == "UNSURE" and outcomes is None)
+    outcome = "skipped" if is_skipped else ""
+    if outcomes is None:
+        outcome = "failure" if cells.verdict in WORSE else outcome
+    else:
+        gated = cells.verdict if cells.verdict in COUNTED.values() else ""
+        outcome = outcomes.get((gated, id(row)), outcomes.get(("", id(row)), outcome))
+    ratio = cells.reason or ""
+    if cells.ratio:
+        ratio = f"{cells.ratio:.3f} times ({interval_text(cells.low or 0.0, cells.high or 0.0)})"
+    name = " ".join(filter(None, (cells.op, cells.shapes, f"({cells.variant})" if cells.variant else "")))
+    return Test(cells.mode, name, (cells.new_us or 0.0) / 1e6, outcome, f"{cells.verdict}: {ratio}")
+
+
+FORMS: dict[str, Callable[[Sequence[Comparison], Gates], str]] = {
+    ".json": as_json,
+    ".csv": as_csv,
+    ".md": as_markdown,
+    ".xml": as_junit,
+}

@@ -17,10 +17,8 @@ from programs import run_command, succeed
 
 from opgrip.display.tables import literal
 from opgrip.errors import UserError
-from opgrip.replay.reports.comparison.comparison import compare
-from opgrip.replay.reports.comparison.comparison_files import as_junit, write_comparisons
-from opgrip.replay.reports.comparison.comparison_report import print_comparison, rows_of, summary
-from opgrip.replay.reports.comparison.gate import exit_status, hold, parse_gate
+from opgrip.replay.reports.comparison.comparison import compare, exit_status, hold, parse_gate, rows_of, summary
+from opgrip.replay.reports.comparison.comparison_report import as_junit, print_comparison, write_comparisons
 from opgrip.replay.reports.comparison.results_store import join_repeats
 from opgrip.replay.reports.comparison.unpaired_ratio import USUAL, Difference, Prior, Verdict, judge, learn
 from opgrip.replay.reports.outcome import Results, write_results

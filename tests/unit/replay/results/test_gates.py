@@ -12,8 +12,7 @@ import pytest
 from made_runs import HEADER, make_row, make_run
 from shortened import slow_except
 
-from opgrip.replay.reports.comparison.comparison import compare
-from opgrip.replay.reports.comparison.gate import Outcome
+from opgrip.replay.reports.comparison.comparison import Outcome, compare
 from opgrip.replay.reports.comparison.results_store import join_repeats
 from opgrip.replay.reports.comparison.unpaired_ratio import Verdict
 from opgrip.replay.reports.outcome import Results

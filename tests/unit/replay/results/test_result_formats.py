@@ -24,7 +24,7 @@ from opgrip.errors import UserError
 from opgrip.replay import Results
 from opgrip.replay.reports import result_files
 from opgrip.replay.reports.comparison.comparison import compare
-from opgrip.replay.reports.comparison.comparison_files import FORMS
+from opgrip.replay.reports.comparison.comparison_report import FORMS
 from opgrip.replay.reports.comparison.results_store import join_repeats
 from opgrip.replay.reports.outcome import write_results
 from opgrip.tools.report import make_page
