@@ -300,6 +300,8 @@ class Result:
 class Row(SimpleNamespace):
     """A row that is being filled in place: its attributes are the fields of `Result`."""
 
+    added: dict[str, Any]
+
     @classmethod
     def of(cls, result: Result) -> Row:
         return cls(**{item.name: getattr(result, item.name) for item in fields(result)})
