@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from math import fsum, inf
 from typing import IO, Any
 
@@ -19,7 +18,7 @@ from opgrip.replay.modes import EAGER
 from opgrip.replay.reports import report
 from opgrip.replay.reports.cells import added_columns
 from opgrip.replay.reports.fidelity import FACTOR, REASONS
-from opgrip.replay.results.columns import Column
+from opgrip.replay.results.columns import columns_in, short
 from opgrip.replay.results.ratios import ClusterColumns
 from opgrip.replay.results.results import CONTENDED, DIFFERS, IMPOSSIBLE, LAUNCH_BOUND, RAN, Result, describe_shapes
 from opgrip.replay.sequences.step_options import SequenceColumns
@@ -142,41 +141,29 @@ def table_columns(results: Sequence[Result], share: str = "share") -> list[Table
     # samples have no captured time, and neither do gripped calls
     in_program = any(result.captured_total_us for result in results)
     has_caches = len({result.cache for result in results if result.cache is not None}) > 1
-    columns = [
+    declared = {about.name: about for about in columns_in(Result)}
+    return [
         TableColumn(share, "share", ".1%", rank=3, when=lambda _: in_program),
         TableColumn("trace", "trace", least=12, when=lambda row: row.trace),
         TableColumn("operator", _operator, least=20),
         TableColumn("mode", _mode, least=8, when=lambda row: row.mode != EAGER or row.note),
-        TableColumn("threads", lambda row: row.threads or None, ">", when=lambda row: row.threads),
+        declared["threads"].in_table(),
         TableColumn("tune", lambda row: row.tune or None, when=lambda row: row.tune),
         TableColumn("cache", lambda row: row.cache or None, when=lambda _: has_caches),
-        TableColumn("batch", lambda row: f"x{row.batch_scale}", ">", when=lambda row: row.batch_scale != 1),
-        TableColumn("streams", "streams", "d", when=lambda row: row.streams != 1),
+        *(declared[name].in_table() for name in ("batch_scale", "streams")),
         TableColumn("shapes", "shapes", below=True),
-        TableColumn("count", "count", ",d", rank=4, when=lambda row: in_program or row.count != 1),
+        replace(declared["count"].in_table(), when=lambda row: in_program or row.count != 1),
         TableColumn("captured us", _captured, ">", rank=2, when=lambda _: in_program),
-        _time_column("captured host us", "captured_host_us", rank=4, when=lambda row: row.captured_host_us),
-        _time_column("replayed us", "median_us"),
-        _time_column("p10", "p10_us", rank=5),
-        _time_column("p90", "p90_us", rank=5),
-        _time_column("mean", "mean_us", rank=9),
-        TableColumn("runs", "samples", ",d", rank=8, when=lambda row: row.samples),
+        declared["captured_host_us"].in_table(),
+        *(declared[name].in_table(always=True) for name in ("median_us", "p10_us", "p90_us", "mean_us")),
+        declared["samples"].in_table(),
         TableColumn("speed-up", _speed_up, ">", rank=1, when=lambda row: row.speed_up),
-        _time_column("first ms", "first_ms", rank=6, when=lambda row: row.mode != EAGER),
-        TableColumn("peak MB", lambda row: _megabytes(row.peak_bytes), ">", rank=9, when=lambda row: row.peak_bytes),
-        TableColumn("GFLOP/s", lambda row: _rate(row.gflop_per_s), ">", rank=8, when=lambda row: row.gflop_per_s),
-        TableColumn("GB/s", lambda row: _rate(row.gb_per_s), ">", rank=8, when=lambda row: row.gb_per_s),
+        replace(declared["first_ms"].in_table(), when=lambda row: row.mode != EAGER),
+        replace(declared["peak_bytes"].in_table(), when=lambda row: row.peak_bytes),
+        *(declared[name].in_table() for name in ("gflop_per_s", "gb_per_s")),
+        *(about.in_table() for about in added_columns() if about.heading),
+        TableColumn("status", "marked_status", least=11),
     ]
-    columns += [
-        TableColumn(about.heading, partial(_added, about), ">", rank=7, when=partial(_has, about))
-        for about in added_columns()
-        if about.heading
-    ]
-    return [*columns, TableColumn("status", "marked_status", least=11)]
-
-
-def _time_column(heading: str, name: str, rank: int = 0, when: Callable[[Result], object] | None = None) -> TableColumn:
-    return TableColumn(heading, lambda row: _number(getattr(row, name)), ">", rank, when=when)
 
 
 def _operator(result: Result) -> str:
@@ -189,43 +176,15 @@ def _mode(result: Result) -> str:
     return f"{result.mode} ({shorten(result.note, NOTE)})" if result.note else result.mode
 
 
-def _megabytes(size: int | None) -> str:
-    return "-" if size is None else f"{size / 1e6:,.2f}"
-
-
 def _speed_up(result: Result) -> str:
     if result.speed_up is None:
         return "-"
     return f"{DOUBTFUL if result.is_speed_up_doubtful else ''}{result.speed_up:.2f}"
 
 
-def _number(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
-
-
 def _captured(result: Result) -> str:
-    return f"{DOUBTFUL if result.is_captured_doubtful else ''}{_number(result.captured_us or None)}"
-
-
-def _rate(value: float | None) -> str:
-    return _number(value) if value is None or value >= 1 else f"{value:.2f}"
-
-
-def _has(about: Column, result: Result) -> bool:
-    return result.added.get(about.name) is not None
-
-
-def _added(about: Column, result: Result) -> str:
-    cell = result.added.get(about.name)
-    if about.unit == "us":
-        return _number(cell)
-    if cell is None:
-        return "-"
-    if about.unit == "1":
-        return f"{cell:.0%}"
-    return cell if isinstance(cell, str) else f"{cell:g}"
+    captured = short(result.captured_us) if result.captured_us else "-"
+    return f"{DOUBTFUL if result.is_captured_doubtful else ''}{captured}"
 
 
 def _clocks(results: Sequence[Result]) -> list[str]:
@@ -272,7 +231,7 @@ def _behaviours(results: Sequence[Result]) -> Iterator[str]:
         if clusters.behaviour_shares is not None:
             columns = (clusters.behaviour_shares, clusters.behaviours_captured_us or [], clusters.behaviours_us or [])
             parts = [
-                f"{share:.0%} of calls captured {_number(captured)}, replayed {_number(replayed)} us"
+                f"{share:.0%} of calls captured {short(captured)}, replayed {short(replayed)} us"
                 for share, captured, replayed in zip(*columns, strict=False)
             ]
             mode = "" if result.mode == EAGER else f" {printable(result.mode)}"

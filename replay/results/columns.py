@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
+from opgrip.display.tables import TableColumn
+
 T = TypeVar("T", bound="Columns")
 COLUMN = "column"
+
+
+def short(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:.1f}"
+
+
+# printed text of a number, by unit
+FORMS: dict[str, Callable[[Any], str]] = {
+    **dict.fromkeys(("us", "ms"), short),
+    **dict.fromkeys(("GFLOP/s", "GB/s"), lambda rate: short(rate) if rate >= 1 else f"{rate:.2f}"),
+    "1": "{:.0%}".format,
+    "bytes": lambda size: f"{size / 1e6:,.2f}",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +39,23 @@ class Column:
     hidden: bool = False  # tables for people omit it
     kind: type = object
     may_lack: bool = True
+    default: object = None
+    rank: int = 7  # see `TableColumn`
+    form: str = ""  # of a printed number, such as `{:,d}`; empty for that of its unit
+
+    def cell(self, row: Any) -> Any:
+        return getattr(row, self.name) if hasattr(row, self.name) else row.added.get(self.name)
+
+    def text(self, row: Any) -> str | None:
+        """Return the text of a row's cell in tables for people; None for an empty cell."""
+        cell = self.cell(row)
+        if cell is None or isinstance(cell, str):
+            return cell or None
+        return self.form.format(cell) if self.form else FORMS.get(self.unit, "{:g}".format)(cell)
+
+    def in_table(self, always: bool = False) -> TableColumn:
+        has_value = None if always else lambda row: self.cell(row) not in (None, self.default)
+        return TableColumn(self.heading, self.text, ">", self.rank, when=has_value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,24 +67,11 @@ class Columns:
         return cls(**{item.name: row.added[item.name] for item in fields(cls) if item.name in row.added})
 
 
-def column(
-    meaning: str,
-    unit: str = "",
-    heading: str = "",
-    default: Any = None,
-    several: bool = False,
-    unbounded: bool = False,
-    hidden: bool = False,
-) -> Any:
+def column(meaning: str, unit: str = "", heading: str = "", default: Any = None, **about: Any) -> Any:
     """Return a dataclass field that declares a column; `Column` explains the parameters."""
+    declared = Column(meaning, unit, heading, **about)
     # lists cannot be hashed
-    return field(
-        default=default,
-        hash=False if several else None,
-        metadata={
-            COLUMN: Column(meaning, unit, heading, several=several, unbounded=unbounded, hidden=hidden or several)
-        },
-    )
+    return field(default=default, hash=False if declared.several else None, metadata={COLUMN: declared})
 
 
 @cache
@@ -62,7 +82,9 @@ def columns_in(declared: type) -> tuple[Column, ...]:
         about = item.metadata.get(COLUMN)
         if about is not None:
             kind, may_lack = _kind(types[item.name])
-            columns.append(replace(about, name=item.name, whole=kind is int, kind=kind, may_lack=may_lack))
+            facts = {"name": item.name, "whole": kind is int, "kind": kind, "may_lack": may_lack}
+            hidden = about.hidden or about.several
+            columns.append(replace(about, **facts, hidden=hidden, default=item.default))
     return tuple(columns)
 
 

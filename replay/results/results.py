@@ -47,7 +47,7 @@ class Result:
     case: int = column("number of the signature in the trace", default=MISSING)
     op: str = column("name of the operator, sample, module or function", default=MISSING)
     shapes: str = column("dtypes and shapes of the arguments, in short form", default=MISSING)
-    count: int = column("number of calls in the program", default=MISSING)
+    count: int = column("number of calls in the program", default=MISSING, heading="count", rank=4, form="{:,d}")
     share: float | None = column(
         "share of the captured time of all selected calls: `count` times `captured_us`, over the sum of all cases; "
         "share of the estimated work if no time was captured; empty for samples",
@@ -71,7 +71,10 @@ class Result:
         "sum of the times of all calls in the program; empty if none was captured", "us", default=MISSING
     )
     captured_host_us: float | None = column(
-        "median host time of the calls in the program, if `captured_us` is a device time", "us"
+        "median host time of the calls in the program, if `captured_us` is a device time",
+        "us",
+        "captured host us",
+        rank=4,
     )
     captured_spread: float | None = column(
         "interquartile range of the calls' times in the program, divided by their median; empty for one call, and for "
@@ -101,21 +104,29 @@ class Result:
     direction: str = column("`forward`, or `backward` for a row with `--backward`", default=FORWARD)
     dtype: str = column("dtype to which `--dtype` cast tensors of the call; empty if it changed none", default="")
     tune: str = column("number of programs that `--tune` tried, and the `--tuner`; empty without `--tune`", default="")
-    threads: int | None = column("threads per operator; empty if the same as in the program")
-    batch_scale: int = column("factor by which the recorded batch size was multiplied", default=1)
-    streams: int = column("number of cases that ran at the same time", default=1)
+    threads: int | None = column("threads per operator; empty if the same as in the program", heading="threads", rank=0)
+    batch_scale: int = column(
+        "factor by which the recorded batch size was multiplied", default=1, heading="batch", rank=0, form="x{}"
+    )
+    streams: int = column("number of cases that ran at the same time", default=1, heading="streams", rank=0)
     note: str = column("remark on how the case was run, such as another operator in its place", default="")
-    first_ms: float | None = column("duration of the first run, including tracing, compiling and loading", "ms")
+    first_ms: float | None = column(
+        "duration of the first run, including tracing, compiling and loading", "ms", "first ms", rank=6
+    )
     enter_us: float | None = column(
         "with modes of torch.compile: time of a call whose compiled graphs return at once, which is dynamo's wrapper, "
         "guards and bytecode; part of each run's time",
         "us",
     )
-    median_us: float | None = column("median of the timed runs", "us")
-    p10_us: float | None = column("10th percentile of the timed runs; empty for fewer than 5 `runs`", "us")
-    p90_us: float | None = column("90th percentile of the timed runs; empty for fewer than 5 `runs`", "us")
-    mean_us: float | None = column("mean of the timed runs", "us")
-    samples: int = column("number of timed runs", default=0)
+    median_us: float | None = column("median of the timed runs", "us", "replayed us", rank=0)
+    p10_us: float | None = column(
+        "10th percentile of the timed runs; empty for fewer than 5 `runs`", "us", "p10", rank=5
+    )
+    p90_us: float | None = column(
+        "90th percentile of the timed runs; empty for fewer than 5 `runs`", "us", "p90", rank=5
+    )
+    mean_us: float | None = column("mean of the timed runs", "us", "mean", rank=9)
+    samples: int = column("number of timed runs", default=0, heading="runs", rank=8, form="{:,d}")
     runs: int | None = column(
         "effective number of timed runs: (sum of their weights)^2 over the sum of the squared weights, rounded down"
     )
@@ -192,14 +203,14 @@ class Result:
     bytes_in: int | None = column("size of all tensors that a call takes", "bytes")
     bytes_out: int | None = column("size of all tensors that a call returns", "bytes")
     allocated_bytes: int | None = column("memory that one call allocates", "bytes")
-    peak_bytes: int | None = column("maximum memory that one call uses at a time", "bytes")
+    peak_bytes: int | None = column("maximum memory that one call uses at a time", "bytes", "peak MB", rank=9)
     reserved_bytes: int | None = column(
         "maximum memory of an accelerator that torch's allocator reserves for one call, starting without free blocks",
         "bytes",
     )
     bytes_moved: int | None = column("minimum number of bytes that one call must read and write", "bytes")
-    gflop_per_s: float | None = column("`flops` divided by the median time", "GFLOP/s")
-    gb_per_s: float | None = column("`bytes_moved` divided by the median time", "GB/s")
+    gflop_per_s: float | None = column("`flops` divided by the median time", "GFLOP/s", "GFLOP/s", rank=8)
+    gb_per_s: float | None = column("`bytes_moved` divided by the median time", "GB/s", "GB/s", rank=8)
     math_dtype: str | None = column("dtype of the arithmetic, such as `float32`")
     operators: int | None = column("number of operators that one call dispatches in torch; empty if not counted")
     doubts: str = column(
