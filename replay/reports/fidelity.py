@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from math import fsum
 from typing import Any
 
@@ -82,11 +82,6 @@ def fidelity_of(rows: Iterable[Result], header: Mapping[str, Any]) -> Fidelity |
     doubtful = [row.share or 0.0 for row in compared if row.differs]
     share = min(fsum(row.share or 0.0 for row in compared), 1.0)
     return replace(fidelity, share=share, doubtful_share=fsum(doubtful), doubtful_rows=len(doubtful))
-
-
-def fidelity_in(rows: Iterable[Result], header: Mapping[str, Any]) -> dict[str, Any]:
-    fidelity = fidelity_of(rows, header)
-    return {} if fidelity is None else {FIDELITY: asdict(fidelity)}
 
 
 def with_doubts(rows: Iterable[Result], cases: Iterable[Case], trace: Trace) -> list[Result]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
@@ -20,7 +20,7 @@ from opgrip.errors import UserError, in_words_of_python
 from opgrip.replay.analyses import analyses
 from opgrip.replay.reports import OutputOptions, report_for
 from opgrip.replay.reports.cells import by_call_site, header_of, read_frame, rows_in, to_frame
-from opgrip.replay.reports.fidelity import Fidelity, fidelity_in, fidelity_of
+from opgrip.replay.reports.fidelity import FIDELITY, Fidelity, fidelity_of
 from opgrip.replay.reports.plots import PlotChoices, draw_fitting, draw_runs
 from opgrip.replay.results.judgement import judgement_in
 from opgrip.replay.results.results import VARIANT_COLUMNS, Result, summarize
@@ -160,7 +160,9 @@ class Results:
 def write_results(rows: Sequence[Result], header: Mapping[str, Any], path: Path, force: bool) -> None:
     report = report_for(path)
     content: io.BytesIO | io.StringIO = io.BytesIO() if report.binary else io.StringIO()
-    report.write(rows, {**header, **fidelity_in(rows, header), **judgement_in(rows)}, content)
+    fidelity = fidelity_of(rows, header)
+    facts = {} if fidelity is None else {FIDELITY: asdict(fidelity)}
+    report.write(rows, {**header, **facts, **judgement_in(rows)}, content)
     written = content.getvalue()
     try:
         with whole_file(path, force) as file:

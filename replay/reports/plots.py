@@ -120,8 +120,9 @@ def check_choices(kind: str, number: int, choices: PlotChoices) -> None:
 
 def request_for(kind: str, runs: Mapping[str, PlottedRun], choices: PlotChoices) -> PlotRequest:
     check_choices(kind, len(runs), choices)
+    op, case = choices.op or "*", choices.case or ""
     selected = {
-        name: SelectedRun([row for row in run.rows if _is_selected(row, choices)], run.header)
+        name: SelectedRun([row for row in run.rows if fnmatchcase(row.op, op) and row.key.startswith(case)], run.header)
         for name, run in runs.items()
     }
     if not any(run.rows for run in selected.values()):
@@ -147,11 +148,6 @@ def _plot_of(kind: str) -> Plot:
     if plot is None:
         raise UserError(f"unknown --kind {kind}", f"choose {', '.join(plots.names())}")
     return plot
-
-
-def _is_selected(row: Result, choices: PlotChoices) -> bool:
-    is_op = choices.op is None or fnmatchcase(row.op, choices.op)
-    return is_op and (choices.case is None or row.key.startswith(choices.case))
 
 
 def _title(kind: str, runs: Mapping[str, PlottedRun]) -> str:

@@ -81,14 +81,11 @@ def columns_in(declared: type) -> tuple[Column, ...]:
     for item in fields(declared):
         about = item.metadata.get(COLUMN)
         if about is not None:
-            kind, may_lack = _kind(types[item.name])
-            facts = {"name": item.name, "whole": kind is int, "kind": kind, "may_lack": may_lack}
+            declared_type = types[item.name]
+            members = get_args(declared_type) if get_origin(declared_type) is UnionType else (declared_type,)
+            kinds = [get_origin(member) or member for member in members if member is not NoneType]
+            kind = kinds[0] if len(kinds) == 1 else object
+            facts = {"name": item.name, "whole": kind is int, "kind": kind, "may_lack": NoneType in members}
             hidden = about.hidden or about.several
             columns.append(replace(about, **facts, hidden=hidden, default=item.default))
     return tuple(columns)
-
-
-def _kind(declared: Any) -> tuple[type, bool]:
-    members = get_args(declared) if get_origin(declared) is UnionType else (declared,)
-    kinds = [get_origin(item) or item for item in members if item is not NoneType]
-    return kinds[0] if len(kinds) == 1 else object, NoneType in members

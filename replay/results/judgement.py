@@ -98,15 +98,6 @@ def is_of_module(row: Result) -> bool:
     return bool(row.module) and row.op.split(" ")[0] == row.module
 
 
-def is_slower_by(row: Result, limit: float) -> bool:
-    return CandidateColumns.of(row).verdict == SLOWER and (row.ratio_p50 or 0.0) > limit
-
-
-def may_be_slower_by(row: Result, limit: float) -> bool:
-    judged = CandidateColumns.of(row)
-    return judged.verdict == UNDECIDED and (judged.ratio_high is None or judged.ratio_high > limit)
-
-
 def saving_in_words(saving: float, error: float | None = None, digits: int = 1) -> str:
     """Return a text such as `saves 3.1 % ± 0.4`, or `costs` instead of `saves` if the saving is negative."""
     interval = "" if error is None else f" ± {100 * error:.{digits}f}"

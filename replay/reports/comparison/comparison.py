@@ -31,7 +31,8 @@ from opgrip.replay.reports.comparison.unpaired_ratio import (
 )
 from opgrip.replay.reports.outcome import Results
 from opgrip.replay.results.columns import Columns, column, columns_in
-from opgrip.replay.results.judgement import JudgedStep, is_slower_by, may_be_slower_by
+from opgrip.replay.results.judgement import CandidateColumns, JudgedStep
+from opgrip.replay.results.paired_ratio import SLOWER, UNDECIDED
 from opgrip.replay.results.ratios import shares_by
 from opgrip.replay.results.results import CONTENDED, OK, SETTINGS, UNUSUAL, WRONG, Result
 
@@ -709,9 +710,10 @@ def hold_candidates(gate: Gate, steps: Sequence[JudgedStep]) -> Held:
         undecided = [f"{step.trace}: {step.line}" for step in judged if step.ratio_high > limit * TOTAL_END]
         count = counted(len(judged), "step")
     else:
-        rows = [row for step in steps for row in step.rows]
-        slower = [describe(row) for row in rows if is_slower_by(row, limit)]
-        undecided = [describe(row) for row in rows if may_be_slower_by(row, limit * ROW_END)]
+        rows = [(row, CandidateColumns.of(row)) for step in steps for row in step.rows]
+        slower = [describe(row) for row, own in rows if own.verdict == SLOWER and (row.ratio_p50 or 0.0) > limit]
+        most = limit * ROW_END
+        undecided = [describe(row) for row, own in rows if own.verdict == UNDECIDED and (own.ratio_high or inf) > most]
         count = counted(len(rows), "signature")
     for outcome, worst in ((Outcome.FAILED, slower), (Outcome.NOT_DECIDED, undecided)):
         if worst:

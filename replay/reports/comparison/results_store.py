@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -97,7 +97,9 @@ class Store:
         return path
 
     def runs(self) -> list[StoredRun]:
-        return sorted((StoredRun(path) for path in self._files()), key=lambda run: (run.name, str(run.path)))
+        paths = self._folder.glob("*/*") if self._folder is not None else ()
+        runs = (StoredRun(path) for path in paths if path.suffix in (".json", ".parquet") and path.is_file())
+        return sorted(runs, key=lambda run: (run.name, str(run.path)))
 
     def prune(self, keep: int) -> list[StoredRun]:
         removed = [run for run in self.runs() if _OWN_NAME.fullmatch(run.name)][:-keep]
@@ -146,11 +148,6 @@ class Store:
         runs = self.runs()
         exact = [run for run in runs if run.name == name]
         return exact or [run for run in runs if run.name.startswith(name) or run.name.endswith(name)]
-
-    def _files(self) -> Iterator[Path]:
-        for path in self._folder.glob("*/*") if self._folder is not None else ():
-            if path.suffix in (".json", ".parquet") and path.is_file():
-                yield path
 
 
 def summary_of(results: Results) -> RunSummary:
