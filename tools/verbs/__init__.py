@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from opgrip.cli.command import positive
 from opgrip.cli.plugins import Registry
 
 Prepare: TypeAlias = Callable[[argparse.ArgumentParser], None]
@@ -55,6 +56,11 @@ def add_capture(parser: argparse.ArgumentParser) -> None:
 def add_output(parser: argparse.ArgumentParser, help: str, required: bool = False) -> None:
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", required=required, help=help)
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
+
+
+def add_top(parser: argparse.ArgumentParser, default: int, rows: str = "rows to show") -> None:
+    text = f"number of {rows} (default: %(default)s)"
+    parser.add_argument("--top", type=positive, default=default, metavar="N", help=text)
 
 
 # options that select calls, and what they have in common

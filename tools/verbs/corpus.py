@@ -11,7 +11,7 @@ from opgrip.cli.command import add_reading, counted, positive, printable
 from opgrip.cli.output_files import check_writable
 from opgrip.cli.progress import Reporter
 from opgrip.errors import UserError, shortened
-from opgrip.tools.verbs import add_output, report_output, verb
+from opgrip.tools.verbs import add_output, add_top, report_output, verb
 
 if TYPE_CHECKING:
     from opgrip.zoo.corpus import Corpus
@@ -61,9 +61,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--coverage", action="store_true", help="show which of torch's public operators the traces contain"
     )
-    parser.add_argument(
-        "--top", type=positive, default=30, metavar="N", help="number of rows to show (default: %(default)s)"
-    )
+    add_top(parser, 30)
     add_output(parser, "write all rows to this file: .json, .csv, .md or .parquet")
     add_reading(parser)
 

@@ -17,7 +17,7 @@ from opgrip.cli.output_files import check_output
 from opgrip.cli.progress import Reporter
 from opgrip.display.tables import TableColumn, print_table
 from opgrip.errors import UserError
-from opgrip.tools.verbs import add_output, report_output, verb
+from opgrip.tools.verbs import add_output, add_top, report_output, verb
 
 if TYPE_CHECKING:
     from opgrip.traces import Trace
@@ -94,9 +94,7 @@ examples:
 
 def prepare_longtail(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("traces", type=Path, nargs="+", metavar="TRACE", help="a trace, or a file of another tool")
-    parser.add_argument(
-        "--top", type=positive, default=30, metavar="N", help="number of rows to show (default: %(default)s)"
-    )
+    add_top(parser, 30)
     parser.add_argument(
         "--bandwidth",
         type=gigabytes,

@@ -8,14 +8,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from opgrip.cli.command import UNBOUNDED_HELP, add_reading, counted, positive, printable
+from opgrip.cli.command import UNBOUNDED_HELP, add_reading, counted, printable
 from opgrip.cli.option_types import names, percent
 from opgrip.cli.output_files import check_output, write_json
 from opgrip.cli.progress import Reporter
 from opgrip.cli.terminal import print_line
 from opgrip.display.tables import TableColumn, print_table
 from opgrip.errors import UserError
-from opgrip.tools.verbs import add_output, report_output, verb
+from opgrip.tools.verbs import add_output, add_top, report_output, verb
 
 if TYPE_CHECKING:
     from opgrip.traces.analysis.differences import Row, Tolerances, TraceDifference
@@ -92,9 +92,7 @@ def prepare_diff(parser: argparse.ArgumentParser) -> None:
         help="ignore a change in the mean or spread of tensor values if it is at most this percentage of the spread "
         "(default: 10%%)",
     )
-    parser.add_argument(
-        "--top", type=positive, default=30, metavar="N", help="number of rows to show (default: %(default)s)"
-    )
+    add_top(parser, 30)
     add_output(parser, "write everything to a .json file, or the rows to a .md file")
     add_reading(parser)
 
@@ -129,22 +127,21 @@ def _tolerances(args: argparse.Namespace, is_several: bool) -> Tolerances:
 
 
 def _print_diff(difference: TraceDifference, top: int) -> None:
+    facts = []
     for name, *sides in difference.facts:
-        one, other = (printable(side if isinstance(side, str) else json.dumps(side, default=str)) for side in sides)
-        print_line(f"{name:<12}{one} → {other}", sys.stdout, indent=12)
+        texts = (printable(side if isinstance(side, str) else json.dumps(side, default=str)) for side in sides)
+        facts.append((name, " → ".join(texts)))
     if difference.units != (1, 1):
-        one, other = (f"{int(units):,}" for units in difference.units)
-        print_line(
-            f"{'counted':<12}per {difference.unit}; number of {difference.unit}s: {_pair(one, other)}",
-            sys.stdout,
-            indent=12,
-        )
+        units = _pair(*(f"{int(units):,}" for units in difference.units))
+        facts.append(("counted", f"per {difference.unit}; number of {difference.unit}s: {units}"))
     if difference.by_call:
         parts = "only operators, shapes, dtypes and numbers, because a file of another tool contains no more"
-        print_line(f"{'compared':<12}{parts}", sys.stdout, indent=12)
+        facts.append(("compared", parts))
     changed = difference.changed
     counts = ", ".join(f"{kind} {len(difference.of_kind(kind)):,}" for kind in KINDS)
-    print_line(f"{'signatures':<12}{len(difference.rows):,}: {counts}", sys.stdout, indent=12)
+    facts.append(("signatures", f"{len(difference.rows):,}: {counts}"))
+    for name, text in facts:
+        print_line(f"{name:<12}{text}", sys.stdout, indent=12)
     if difference.operators:
         print()
         title = f"operators with a changed share ({len(difference.operators):,})"
@@ -191,13 +188,7 @@ exit status: 1 if a trace is invalid
 
 def prepare_validate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("traces", type=Path, nargs="+", metavar="TRACE", help="a trace, or a file of another tool")
-    parser.add_argument(
-        "--top",
-        type=positive,
-        default=50,
-        metavar="N",
-        help="number of findings to show per trace (default: %(default)s)",
-    )
+    add_top(parser, 50, "findings to show per trace")
     add_output(parser, "write all findings as JSON")
     parser.add_argument("--unbounded", action="store_true", help=UNBOUNDED_HELP)
 

@@ -10,13 +10,13 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
-from opgrip.cli.command import DEVICE_TIME, add_reading, counted, positive, printable
+from opgrip.cli.command import DEVICE_TIME, add_reading, counted, printable
 from opgrip.cli.output_files import check_output, compress_to, whole_file, write_json, write_text
 from opgrip.cli.progress import Reporter
 from opgrip.cli.terminal import print_line
 from opgrip.display.tables import TableColumn, print_table
 from opgrip.errors import UserError
-from opgrip.tools.verbs import add_output, report_output, verb
+from opgrip.tools.verbs import add_output, add_top, report_output, verb
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -188,13 +188,7 @@ examples:
 
 def prepare_ranks(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("trace", type=Path, metavar="TRACE", help="a trace written by opgrip trace merge")
-    parser.add_argument(
-        "--top",
-        type=positive,
-        default=12,
-        metavar="N",
-        help="number of rows in each of two tables: pairs of ranks, and collectives (default: %(default)s)",
-    )
+    add_top(parser, 12, "rows in each of two tables: pairs of ranks, and collectives")
     parser.add_argument("--json", action="store_true", help="print the tables as JSON")
     add_output(parser, "write all tables to a .json file, or the table of ranks to a .csv file")
     add_reading(parser)

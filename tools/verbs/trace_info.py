@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
-from opgrip.cli.command import DEVICE_TIME, add_reading, counted, positive, printable
+from opgrip.cli.command import DEVICE_TIME, add_reading, counted, printable
 from opgrip.cli.option_types import Cut
 from opgrip.cli.options import add_options, from_arguments
 from opgrip.cli.output_files import check_output, csv_text, write_text
@@ -19,7 +19,7 @@ from opgrip.cli.progress import Reporter
 from opgrip.cli.terminal import print_line
 from opgrip.display.tables import TableColumn, print_table
 from opgrip.errors import UserError
-from opgrip.tools.verbs import add_capture, add_filters, add_output, report_output, verb
+from opgrip.tools.verbs import add_capture, add_filters, add_output, add_top, report_output, verb
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,9 +44,7 @@ MOST_UNFINISHED = 20  # maximum number of unfinished calls that are shown; they 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("trace", type=Path, metavar="TRACE", help="a trace, or a file of another tool")
-    parser.add_argument(
-        "--top", type=positive, default=12, metavar="N", help="number of rows in each table (default: %(default)s)"
-    )
+    add_top(parser, 12, "rows in each table")
     parser.add_argument(
         "--by",
         choices=tuple(TABLES),
