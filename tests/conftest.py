@@ -1,7 +1,5 @@
 """Fixtures shared by the tests of several packages: traces of small real models, captured once per run."""
 
-from __future__ import annotations
-
 import fcntl
 import gc
 import importlib
@@ -27,6 +25,7 @@ import pytest
 import torch
 from busy import TimesDisagree, usage_now
 from forks import PROVING, WORKERS
+from hypothesis import HealthCheck, settings
 from others import MOST_BY_OTHERS, share_of_others
 from programs import succeed, train_tiny_net
 from quiet import MEASURING, QuietMachine
@@ -46,6 +45,16 @@ os.environ["OPGRIP_STORE"] = ""
 
 KEPT = "opgrip/passed"  # key in pytest's cache
 _projects = count()
+
+# based on the profile that hypothesis has chosen, with which CI generates the same examples in every run
+settings.register_profile(
+    "tests",
+    settings(),
+    max_examples=30,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+settings.load_profile("tests")
 
 SEED = 0
 # test modules draw numbers when they are imported

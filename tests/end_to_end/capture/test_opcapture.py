@@ -1,7 +1,5 @@
 """The command `opcapture`, run as a user runs it."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle
@@ -77,18 +75,6 @@ class Evil:
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "nets.py").write_text(FACTORY, encoding="utf-8")
     return tmp_path
-
-
-@pytest.mark.slow
-def test_without_arguments_opcapture_records_the_builtin_detector(tmp_path: Path) -> None:
-    done = succeed("opcapture", cwd=tmp_path)
-    assert done.stdout == ""
-    assert "run them again with: opreplay faster_rcnn.jsonl" in done.stderr
-    assert "\x1b" not in done.stderr
-    trace = load(tmp_path / "faster_rcnn.jsonl", partial=False)
-    assert {"aten.convolution.default", "aten.index.Tensor", "aten.sort.stable"} <= set(trace.calls["op"])
-    assert {"backbone.stages.0.0.conv1", "rpn.conv", "roi_head.pooler"} <= set(trace.calls["module"])
-    assert trace.header["model"]["source"] == "builtin:faster_rcnn"
 
 
 @pytest.mark.parametrize("name", ["nets.py:good", "nets:good"])

@@ -1,7 +1,5 @@
 """Programs with several threads and processes, which fork, spawn, are launched as ranks, crash or hang."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -352,10 +350,6 @@ if __name__ == "__main__":
 OUTPUT = "(1, True, ['--x'], '--multiprocessing-fork') (2, True, ['--x'], '--multiprocessing-fork')\n[1, 2]\n"
 
 
-def children(folder: Path) -> list[Trace]:
-    return [load(path, partial=False) for path in sorted(folder.glob("t.pid*.jsonl"))]
-
-
 def ops(trace: Trace) -> list[str]:
     return [op for op in trace.calls["op"].astype(str) if op != "aten.ones.default"]
 
@@ -368,7 +362,7 @@ def test_spawned_processes_are_recorded_and_run_unchanged(tmp_path: Path, option
     assert (done.returncode, done.stdout) == (0, OUTPUT), done.stderr
     assert "Warning" not in done.stderr
     assert "opcapture: calls of 4 processes that the program started, to t.pid" in done.stderr
-    traces = children(tmp_path)
+    traces = [load(path, partial=False) for path in sorted(tmp_path.glob("t.pid*.jsonl"))]
     parent = load(tmp_path / "t.jsonl", partial=False)
     assert ops(parent) == ["aten.cos.default"]
     sines = sorted(ops(trace) for trace in traces)

@@ -1,6 +1,4 @@
-"""Cases, samples and calls of steps that crash, hang, exit or use too much memory: only these are lost."""
-
-from __future__ import annotations
+"""Samples under opreplay, and cases that crash, hang, exit or use too much memory: only these are lost."""
 
 import json
 import shutil
@@ -13,10 +11,13 @@ import pandas as pd
 import pytest
 import torch
 from example_trace import write
+from optional import optional
 from programs import program_path, receive_ctrl_c, refusal, run_command, run_python, succeed, wait_for
 
 from opgrip.replay import Results
+from opgrip.replay.cases.sources.samples import sample_cases
 from opgrip.replay.results.results import CONTENDED, FAILED, OK, TIMEOUT
+from opgrip.samples import samples
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.records import EXTENSION, OPERATOR, Calls, End, Record, Scope, Signature
 
@@ -59,35 +60,24 @@ TRUSTED = [word for name in EXTENSIONS for word in ("--extension", name)]
 FAST = ["--iterations", "3", "--warmup", "0"]
 
 
-@pytest.fixture(scope="module")
-def rows(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
-    folder = tmp_path_factory.mktemp("bad")
-    output = folder / "results.json"
-    done = succeed(
-        "opreplay", bad_trace(folder / "t.jsonl"), *TRUSTED, *FAST, "--timeout", "2", "-o", output, cwd=folder
-    )
+BAD_CASES = {
+    SEGFAULT: ("failed", "it ended its process: segmentation fault"),
+    ABORT: ("failed", "it ended its process: aborted"),
+    EXIT: ("failed", "it ended its process with status 3"),
+    HANG: ("timeout", "it took longer than 2 s"),
+    HUGE: ("failed", "out of memory: "),
+}
+
+
+def test_bad_cases_report_their_reasons_next_to_good_ones(tmp_path: Path) -> None:
+    options = [*TRUSTED, *FAST, "--timeout", "2", "-o", "results.json"]
+    done = succeed("opreplay", bad_trace(tmp_path / "t.jsonl"), *options, cwd=tmp_path)
     assert "20 cases: 15 ok, 4 failed, 1 timeout" in done.stderr
-    return Results.load(output).frame
-
-
-@pytest.mark.parametrize(
-    ("op", "status", "message"),
-    [
-        (SEGFAULT, "failed", "it ended its process: segmentation fault"),
-        (ABORT, "failed", "it ended its process: aborted"),
-        (EXIT, "failed", "it ended its process with status 3"),
-        (HANG, "timeout", "it took longer than 2 s"),
-        (HUGE, "failed", "out of memory: "),
-    ],
-)
-def test_bad_case_reports_its_status_and_reason(rows: pd.DataFrame, op: str, status: str, message: str) -> None:
-    row = rows[rows["op"] == op].iloc[0]
-    assert row["status"] == status
-    assert message in row["error"]
-    assert pd.isna(row["median_us"])
-
-
-def test_good_cases_are_measured_next_to_bad_ones(rows: pd.DataFrame) -> None:
+    rows = Results.load(tmp_path / "results.json").frame
+    for op, (status, message) in BAD_CASES.items():
+        row = rows[rows["op"] == op].iloc[0]
+        assert (row["status"], message in row["error"]) == (status, True), row["error"]
+        assert pd.isna(row["median_us"])
     good = rows[rows["op"] == "aten.mul.Tensor"]
     assert len(good) == 15
     assert set(good["status"]) == {"ok"}
@@ -225,24 +215,14 @@ def plant(folder: Path, name: str, top: str, body: str) -> None:
     (folder / name / "code.py").write_text(BODY.format(top=top, name=name, body=body))
 
 
-@pytest.fixture(scope="module")
-def sample_rows(folder: Path) -> pd.DataFrame:
+@pytest.mark.slow
+def test_bad_samples_are_listed_and_fail_in_their_rows_next_to_good_ones(folder: Path) -> None:
     succeed("opreplay", "all", *FAST_SAMPLES, "-o", "rows.json", cwd=folder)
-    return Results.load(folder / "rows.json").frame.set_index("op")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", BAD)
-def test_bad_sample_fails_in_its_row(sample_rows: pd.DataFrame, name: str) -> None:
-    *_, status, reason = BAD[name]
-    row = sample_rows.loc[name]
-    assert row["status"] == status
-    assert reason in row["error"]
-    assert row["shapes"] == "float32[3] Scale [float32[3],float32[2]]"
-
-
-@pytest.mark.slow
-def test_good_samples_are_measured_next_to_bad_ones(sample_rows: pd.DataFrame) -> None:
+    sample_rows = Results.load(folder / "rows.json").frame.set_index("op")
+    for name, (*_, status, reason) in BAD.items():
+        row = sample_rows.loc[name]
+        assert (row["status"], reason in row["error"]) == (status, True), name
+        assert row["shapes"] == "float32[3] Scale [float32[3],float32[2]]"
     assert sample_rows.index.is_unique
     assert set(sample_rows.index) == {*BAD, "changes_folder", "fine", "forks", "hangs_at_exit"}
     # its forks use the processors too
@@ -250,12 +230,8 @@ def test_good_samples_are_measured_next_to_bad_ones(sample_rows: pd.DataFrame) -
     fine = sample_rows.drop(index=[*BAD, "forks"])
     assert set(fine["status"]) == {"ok"}
     assert (fine["median_us"] > 0).all()
-
-
-@pytest.mark.slow
-def test_listing_bad_samples_runs_none_of_their_code(folder: Path) -> None:
-    done = succeed("opreplay", "all", "--list", cwd=folder)
-    assert {*BAD, "fine"} <= set(done.stdout.split())
+    # a list runs none of their code
+    assert {*BAD, "fine"} <= set(succeed("opreplay", "all", "--list", cwd=folder).stdout.split())
 
 
 @pytest.mark.slow
@@ -309,3 +285,78 @@ def test_call_with_larger_outputs_than_recorded_hits_the_memory_limit(tmp_path: 
     )
     assert reasons["aten.ones.default"] == "unsupported: out of memory: 3.6 GB were requested"
     assert statuses == {"aten.ones.default": FAILED}
+
+
+ONCE = ("--iterations", "1", "--warmup", "0")
+
+
+def rows_of(output: Path, *words: str, status: int = 0) -> pd.DataFrame:
+    done = run_command("opreplay", *words, "-o", output)
+    assert done.returncode == status, done.stderr
+    return Results.load(output).frame
+
+
+@pytest.mark.slow
+def test_sample_runs_in_each_configuration(tmp_path: Path) -> None:
+    rows = rows_of(tmp_path / "rows.json", "sample:bbox2delta", *ONCE, "--mode", "jit")
+    assert len(rows) == 2 * len(samples()["bbox2delta"].configurations)
+    assert set(rows["op"]) == {"bbox2delta"}
+    assert set(rows["status"]) == {"ok"}
+    assert set(rows["cache"]) == {"warm"}
+    words = ("sample:bbox2delta", *ONCE, "--mode", "jit", "-o", tmp_path / "rows.json", "--resume")
+    assert "is complete" in run_command("opreplay", *words).stderr
+
+
+def test_jax_implementation_of_a_sample_is_a_mode(tmp_path: Path) -> None:
+    optional("jax")
+    rows = rows_of(tmp_path / "rows.json", "sample:bbox2delta", "--mode", "jax")
+    assert rows[rows["mode"] == "jax"]["status"].tolist() == ["ok"] * 2
+
+
+@pytest.fixture(scope="module")
+def folder_of_samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Create a folder with a gripped function of the same name as a shipped sample."""
+    folder = tmp_path_factory.mktemp("gripped")
+    text = (
+        "import torch\nfrom opgrip import grip\n\n\n@grip(to='samples')\ndef nms(boxes):\n    return boxes.sin()\n\n\n"
+    )
+    (folder / "uses.py").write_text(f"{text}nms(torch.ones(3))\n")
+    run_python("uses.py", cwd=folder, status=0)
+    return folder
+
+
+@pytest.mark.slow
+def test_shipped_sample_has_a_name_that_no_folder_hides(folder_of_samples: Path) -> None:
+    shipped = succeed("opreplay", "sample:nms", *ONCE, "-o", "shipped.json", cwd=folder_of_samples)
+    assert "folder" not in shipped.stderr
+    assert len(Results.load(folder_of_samples / "shipped.json")) == len(samples()["nms"].configurations)
+
+
+@pytest.mark.slow
+def test_folder_that_hides_a_shipped_sample_is_reported(folder_of_samples: Path) -> None:
+    local = succeed("opreplay", "samples/nms", *ONCE, "-o", "local.json", cwd=folder_of_samples)
+    notice = "opreplay: samples/nms is read as the local folder; the shipped sample of that name is sample:nms\n"
+    assert notice in local.stderr
+    assert len(Results.load(folder_of_samples / "local.json")) == 1
+
+
+@pytest.mark.slow
+def test_samples_means_shipped_samples_plus_those_of_the_folder(
+    folder_of_samples: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder_of_samples)
+    with pytest.warns(UserWarning, match="contains 1 sample, which run in addition"):
+        cases = sample_cases("samples", ["nms"])
+    assert len(cases) == len(samples()["nms"].configurations) + 1
+
+
+def test_folder_with_an_ordinary_trace_is_refused_as_a_sample(tmp_path: Path, tiny_trace: Path) -> None:
+    folder = tmp_path / "x"
+    folder.mkdir()
+    (folder / "code.py").write_text("def f(x):\n    return x\n", encoding="utf-8")
+    about = {"name": "x", "entry": "f", "file": "code.py", "classes": {}, "source": {"module": "m", "qualname": "f"}}
+    (folder / "sample.json").write_text(json.dumps(about), encoding="utf-8")
+    (folder / "calls.jsonl").write_bytes(tiny_trace.read_bytes())
+    error = refusal("opreplay", "x", cwd=tmp_path, in_one_line=True)
+    hint = "name a folder that opgrip grip wrote, or replay x/calls.jsonl as a trace"
+    assert error == f"opreplay: error: x contains no sample with recorded calls: {hint}\n"

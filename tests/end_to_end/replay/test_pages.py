@@ -1,7 +1,5 @@
 """New and reused memory for results, as glibc provides it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Steps of several ranks on gloo, captured, merged and replayed by processes that torchrun starts."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

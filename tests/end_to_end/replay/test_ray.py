@@ -1,22 +1,19 @@
 """Workers of a Ray cluster: their rows equal a plain replay's, even if workers or nodes are lost."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
 import socket
 import subprocess
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from example_trace import small_trace
 from optional import needs
 from outside import with_package
-from programs import program_path, refusal, run_command, succeed, wait_for
+from programs import program_path, refusal, succeed, wait_for
 from ray_clusters import LOOPBACK, cluster, workers_below
-from several_traces import small_trace
 
 from opgrip.errors import UserError
 from opgrip.replay.reports.outcome import Results
@@ -141,23 +138,6 @@ def test_processors_belong_to_one_worker_until_it_ends() -> None:
             Processors(len(usable) + 1)
     finally:
         os.sched_setaffinity(0, usable)
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (
-            ("--pin", "0"),
-            "--pin applies only to workers on this machine: give workers their processors with --processors",
-        ),
-        (("--device", "cuda:1"), "ray spreads cases over devices itself: give --device without a number"),
-        (("--device", "cuda:0,cuda:1"), "ray spreads cases over devices itself: give --device without a number"),
-    ],
-)
-def test_local_options_are_refused_before_a_cluster_starts(words: Sequence[str], message: str) -> None:
-    # nothing listens at the port
-    done = run_command("opreplay", "trace:faster_rcnn", "--engine", "ray", "--address", "127.0.0.1:9", *words)
-    assert (done.returncode, message in done.stderr) == (2, True), done.stderr
 
 
 @needs("ray")

@@ -1,7 +1,5 @@
 """Several traces in one run."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace
@@ -10,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from example_trace import small_trace
 from made_runs import make_row
 from programs import refusal, run_command, succeed
-from several_traces import small_trace
 
 from opgrip.errors import UserError
 from opgrip.replay import Results, compare, replay

@@ -1,7 +1,5 @@
 """Tables and progress on terminals of any width, and the meaning of their shares."""
 
-from __future__ import annotations
-
 import fcntl
 import io
 import json

@@ -280,7 +280,6 @@ def test_opcapture_grips_script_functions_into_trace_and_folder(tmp_path: Path) 
 
 _SCALED = ["aten.mul.Tensor", "aten.relu.default"]
 
-
 COUNT = 32
 
 GRIPS = """\

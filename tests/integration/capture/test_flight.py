@@ -1,7 +1,5 @@
 """Tests of the flight recorder: the last calls of a program are written only when something happens to it."""
 
-from __future__ import annotations
-
 import errno
 import io
 import signal

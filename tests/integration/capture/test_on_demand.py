@@ -1,7 +1,5 @@
 """Programs and engines that run at full speed until a client requests a recording."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

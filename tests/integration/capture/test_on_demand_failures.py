@@ -1,7 +1,5 @@
 """Failures of recording on demand: in the agent, in clients that disconnect, and in untrusted processes that answer."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

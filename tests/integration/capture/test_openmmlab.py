@@ -1,7 +1,5 @@
 """Tests with whole OpenMMLab models: their calls are in the trace, and their results are unchanged."""
 
-from __future__ import annotations
-
 import warnings
 from collections import Counter
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Tests of captures of single operators: `opcapture --model opinfo:NAME`."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tests of where calls come from: modules, functions and their qualified names, lines, phases, settings."""
 
-from __future__ import annotations
-
 import inspect
 import sys
 import threading

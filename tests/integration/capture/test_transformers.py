@@ -1,7 +1,5 @@
 """Tests of transformers models that are built from their configs, run and captured."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

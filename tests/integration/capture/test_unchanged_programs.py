@@ -1,7 +1,5 @@
 """Small models run bit for bit as without a capture, also if they or the capture fail or are interrupted."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import random

@@ -1,7 +1,5 @@
 """Tests of arguments other than plain tensors: storages, subclasses, packed parameters, meta and fake tensors."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path

@@ -1,27 +1,26 @@
-"""Tests of the thresholds of benchmarks, and of the records that the coverage of models keeps."""
-
-from __future__ import annotations
+"""Thresholds of benchmarks, the GPU check and the measurements of a first contact, without a GPU."""
 
 import json
-import multiprocessing
 import os
+import platform
 import subprocess
 import sys
+import zipfile
 from collections.abc import Sequence
 from importlib import util
 from itertools import pairwise
-from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import gpu_check
 import pytest
-from covering.table import is_native, is_whole, page
+import torch
+from covering.table import page
 from figures import table_of_thresholds as table_module
 from figures.figure import Experiment, Figure, Rounds, read_figure
 from figures.table_of_thresholds import (
     Threshold,
-    Verdict,
     judge,
     lower,
     new_threshold,
@@ -29,7 +28,18 @@ from figures.table_of_thresholds import (
     thresholds_on,
     write_thresholds,
 )
-from programs import ROOT
+from figures.table_of_thresholds import (
+    Verdict as Judgement,
+)
+from gpu.archive import write_archive
+from gpu.captures import check_side_stream
+from gpu.environment import describe_machine
+from gpu.processes import StepProcess, run_step, run_steps
+from gpu.step import NotHereError, Place, Step, Verdict, WrongError
+from gpu.steps import STEPS
+from optional import needs
+from programs import ROOT, run_python, wait_for
+from simulation import build, environment, on_simulator
 
 COST = Figure("cost", "what over what")
 SHARE = Figure("share", "right of all", "", larger_is_better=True)
@@ -47,7 +57,7 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return benchmark
 
 
-def verdict(figure: Figure, rounds: Rounds, threshold: float, when_set: float = 2.0) -> Verdict:
+def verdict(figure: Figure, rounds: Rounds, threshold: float, when_set: float = 2.0) -> Judgement:
     return judge(figure, read_figure(figure, rounds), Threshold(figure.name, threshold, when_set, "2025-01-01"))
 
 
@@ -91,16 +101,16 @@ def test_worse_figure_is_measured_again_and_judged_with_all_rounds(
 
 
 def test_figure_is_worse_only_if_its_whole_interval_is() -> None:
-    assert verdict(COST, STEADY, threshold=1.9) is Verdict.WORSE
-    assert verdict(COST, NOISY, threshold=1.9) is Verdict.NOISE
-    assert verdict(COST, NOISY, threshold=0.4) is Verdict.WORSE
-    assert verdict(COST, STEADY, threshold=2.1) is Verdict.REACHED
+    assert verdict(COST, STEADY, threshold=1.9) is Judgement.WORSE
+    assert verdict(COST, NOISY, threshold=1.9) is Judgement.NOISE
+    assert verdict(COST, NOISY, threshold=0.4) is Judgement.WORSE
+    assert verdict(COST, STEADY, threshold=2.1) is Judgement.REACHED
 
 
 def test_threshold_is_a_minimum_if_larger_is_better() -> None:
-    assert verdict(SHARE, STEADY, threshold=2.1) is Verdict.WORSE
-    assert verdict(SHARE, NOISY, threshold=2.1) is Verdict.NOISE
-    assert verdict(SHARE, STEADY, threshold=1.9) is Verdict.REACHED
+    assert verdict(SHARE, STEADY, threshold=2.1) is Judgement.WORSE
+    assert verdict(SHARE, NOISY, threshold=2.1) is Judgement.NOISE
+    assert verdict(SHARE, STEADY, threshold=1.9) is Judgement.REACHED
 
 
 def test_missing_threshold_or_failing_experiment_fails_the_run(benchmark: ModuleType) -> None:
@@ -151,28 +161,6 @@ def test_processor_specific_thresholds_exist_in_the_table_and_have_notes() -> No
     assert all(threshold.note for threshold in own.values())
 
 
-def test_runs_lower_only_the_thresholds_of_their_processor(
-    benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(table_module, "TABLE", tmp_path / "thresholds.csv")
-    first, second = list(benchmark.FIGURES)[:2]
-    rows = [Threshold(name, 100.0, 99.0, "2025-01-01") for name in (first, second)]
-    write_thresholds({row.figure: row for row in rows}, tmp_path / "thresholds.csv")
-    write_thresholds({second: rows[1]}, tmp_path / "thresholds-avx2.csv")
-
-    def run_of(processor: str, number: int) -> Path:
-        path = tmp_path / f"{processor}{number}.json"
-        rounds = {name: [[2.0, 0.0, 1.0, 0.0]] for name in (first, second)}
-        path.write_text(json.dumps({"processor": processor, "rounds": rounds}))
-        return path
-
-    with pytest.raises(SystemExit, match="of AVX2 and AVX512: thresholds are set by runs of one kind"):
-        benchmark.set_thresholds([run_of("AVX2", 0), run_of("AVX512", 0)])
-    benchmark.set_thresholds([run_of("AVX2", number) for number in range(3)])
-    assert [row.threshold for row in thresholds_on("AVX512").values()] == [2.0, 100.0]
-    assert [row.threshold for row in thresholds_on("AVX2").values()] == [2.0, 2.0]
-
-
 @pytest.mark.parametrize("table", [table_module.TABLE, table_module.table_of("AVX2")], ids=["common", "AVX2"])
 def test_threshold_table_is_written_as_it_is_read(table: Path, tmp_path: Path) -> None:
     path = tmp_path / "thresholds.csv"
@@ -195,34 +183,181 @@ def coverage() -> ModuleType:
     return module
 
 
-def test_crash_is_attributed_to_the_running_stage(coverage: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    def crash(about: dict[str, Any], folder: str, answers: Connection) -> None:
-        for part in ({"native": {}}, {"counted": {"is_repeatable": True}}, {"captured": CAPTURED}):
-            answers.send(part)
-        (Path(folder) / "said.txt").write_text("Segmentation fault\n")
-        os._exit(3)
-
-    monkeypatch.setattr(coverage, "PROCESSES", multiprocessing.get_context("fork"))
-    monkeypatch.setattr(coverage, "run_in_process", crash)
-    outcome = coverage.run_trial({}, 600)
-    assert outcome["failed"] == "audited"
-    assert outcome["reason"] == "the process ended with status 3: Segmentation fault"
-    assert is_native(outcome)
-    assert is_whole(outcome)
-
-
 def test_coverage_page_equals_its_journal(coverage: ModuleType) -> None:
     outcomes = list(coverage.read_journal(coverage.JOURNAL).values())
     available = json.loads(coverage.AVAILABLE.read_text())
     assert (ROOT / "docs/coverage.md").read_text(encoding="utf-8") == page(outcomes, available)
 
 
-def test_incomplete_last_journal_line_is_replaced(coverage: ModuleType, tmp_path: Path) -> None:
-    journal = tmp_path / "outcomes.jsonl"
-    outcomes = [{"library": "mmdet", "name": name, "run": "train"} for name in ("dino", "ssd")]
-    coverage.append(journal, outcomes[0])
-    with journal.open("a") as file:
-        file.write(json.dumps(outcomes[1])[:20])
-    assert coverage.read_journal(journal) == {"mmdet/dino train": outcomes[0]}
-    coverage.append(journal, outcomes[1])
-    assert list(coverage.read_journal(journal).values()) == outcomes
+def place_in(folder: Path, device: str = "cpu") -> Place:
+    return Place(device, folder, top=1, facts=folder / "facts.jsonl", step="planted")
+
+
+def raising(error: Exception) -> Step:
+    def run(place: Place) -> None:
+        place.note(us=3, names=["add"])
+        raise error
+
+    return Step("planted", run)
+
+
+@pytest.mark.parametrize(
+    ("error", "verdict", "reason"),
+    [
+        (WrongError("3 us"), Verdict.WRONG, "3 us"),
+        (NotHereError("no nsys"), Verdict.NOT_HERE, "no nsys"),
+        (ValueError("first\nlast"), Verdict.WRONG, "ValueError: last"),
+        (AssertionError(), Verdict.WRONG, "AssertionError: "),
+    ],
+)
+def test_error_of_a_step_determines_its_verdict(
+    error: Exception, verdict: Verdict, reason: str, tmp_path: Path
+) -> None:
+    outcome = run_step(raising(error), place_in(tmp_path))
+    assert (outcome.verdict, outcome.reason) == (verdict, reason)
+    assert outcome.facts == {"us": 3, "names": ["add"]}
+
+
+@pytest.mark.slow
+def test_step_that_hangs_or_dies_is_wrong(tmp_path: Path) -> None:
+    log = tmp_path / "log.txt"
+    place = place_in(tmp_path / "hangs")
+    outcome = StepProcess(Step(next(iter(STEPS)), lambda place: None, timeout_s=0.01), place, log).run(60)
+    assert (outcome.verdict, outcome.reason) == (Verdict.WRONG, "it exceeded the limit of 0 s")
+    outcome = StepProcess(Step("unknown", lambda place: None), place_in(tmp_path / "dies"), log).run(60)
+    assert outcome.verdict is Verdict.WRONG
+    assert outcome.reason == "its process ended with status 1: KeyError: 'unknown'"
+
+
+def test_steps_that_need_cuda_or_more_time_are_skipped(tmp_path: Path) -> None:
+    on_cuda = Step("on CUDA", lambda place: None, needs_cuda="it reads NVML")
+    late = Step("late", lambda place: None, least_s=60)
+    outcomes = list(run_steps([on_cuda, late], place_in(tmp_path), 59.9))
+    assert [outcome.verdict for outcome in outcomes] == [Verdict.NOT_HERE] * 2
+    assert [outcome.reason for outcome in outcomes] == ["it reads NVML", "60 s are left"]
+    assert not list(tmp_path.glob("*/"))
+
+
+def test_make_target_uses_a_python_that_has_cuda_as_it_is(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho "$@"\n')
+    python.chmod(0o755)
+    words = ["make", "--no-print-directory", "gpu-check", f"PYTHON={python}", "ARGS=--seconds 5"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[1:] == ["benchmarks/gpu_check.py --seconds 5"]
+    assert "import torch, opgrip.capture, opgrip.replay" in done.stdout.splitlines()[0]
+
+
+def test_archive_has_the_end_of_step_logs_without_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "node", lambda: "cluster-17")
+    (tmp_path / "a-step.txt").write_text(f"{'x' * gpu_check.MOST_LOG_BYTES}\n{Path.home()}/a.py on cluster-17\n")
+    path = tmp_path / "check.zip"
+    write_archive(path, gpu_check.texts_of({"machine": describe_machine("cpu")}, tmp_path), ())
+    with zipfile.ZipFile(path) as archive:
+        assert archive.namelist() == ["check.json", "logs/a-step.txt"]
+        log = archive.read("logs/a-step.txt").decode()
+        check = json.loads(archive.read("check.json"))
+    assert log.endswith("x\n~/a.py on HOST\n")
+    assert len(log) <= gpu_check.MOST_LOG_BYTES
+    assert check["machine"]["torch"]["version"]
+
+
+def test_missing_device_skips_the_check(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.argv", ["gpu_check.py", "--device", "nowhere:0"])
+    assert gpu_check.main() == 0
+    assert "sees no nowhere:0: nothing is checked" in capsys.readouterr().out
+
+
+CHECK = ROOT / "benchmarks/gpu_check.py"
+STEP = Step("side stream", check_side_stream)
+
+
+@on_simulator()
+def test_step_is_wrong_on_a_failing_device(tmp_path: Path) -> None:
+    torch.sim.fail("aten::index", "device-side assert triggered")
+    outcome = run_step(STEP, place_in(tmp_path, "sim"))
+    assert outcome.verdict is Verdict.WRONG
+
+
+@pytest.mark.slow
+def test_killed_check_keeps_the_completed_steps(tmp_path: Path) -> None:
+    build()
+    output = tmp_path / "check.zip"
+    command = [sys.executable, str(CHECK), "--device", "sim", "--only", "replay *", "-o", str(output)]
+    with subprocess.Popen(command, env=environment(), cwd=tmp_path, stdout=subprocess.DEVNULL) as check:
+        try:
+            wait_for(output.exists, check, seconds=100)
+        finally:
+            check.kill()
+    with zipfile.ZipFile(output) as archive:
+        assert archive.testzip() is None
+        steps = json.loads(archive.read("check.json"))["steps"]
+        assert "logs/replay-on-a-device-without-an-index.txt" in archive.namelist()
+    assert [(step["name"], step["verdict"]) for step in steps] == [("replay on a device without an index", "ok")]
+    facts = [json.loads(line) for line in (tmp_path / "check.jsonl").read_text().splitlines()]
+    assert facts[0]["stage"] == steps[0]["name"]
+    assert facts[0]["device"] == steps[0]["facts"]["device"] == "sim:0"
+
+
+@pytest.mark.slow
+def test_no_step_of_some_is_wrong_and_one_archive_contains_all(tmp_path: Path) -> None:
+    build()
+    output = tmp_path / "check.zip"
+    # torch loads the device when an interpreter starts; mmcv has no kernel on it for the trace's first case
+    words = ("--device", "sim", "--top", 2, "--only", "*captured*", "-o", output)
+    done = run_python(CHECK, *words, env=environment(), fresh=True, timeout=500)
+    assert done.stdout.splitlines()[-1] == f"please send back this one file: {output}", done.stderr
+    with zipfile.ZipFile(output) as archive:
+        steps = json.loads(archive.read("check.json"))["steps"]
+        assert sum(name.startswith("logs/") for name in archive.namelist()) >= 3
+    assert {step["name"]: step["reason"] for step in steps if step["verdict"] == "wrong"} == {}
+    assert sum(step["verdict"] == "ok" for step in steps) >= 2
+    assert done.returncode == 0
+
+
+SCRIPT = ROOT / "benchmarks/first_contact.py"
+
+# code that an interpreter runs at its start so that it cannot import opgrip
+NOT_INSTALLED = """
+import sys
+
+sys.path[:] = [path for path in sys.path if path not in ({root!r}, {root!r} + "/src")]
+"""
+
+
+def measure(folder: Path, plan: str, only: str) -> list[dict[str, Any]]:
+    """Run steps of a plan without an index in an empty folder where opgrip is not installed; return the facts."""
+    build()
+    words = (plan, "--out", folder / "out", "--device", "sim", "--small", "--seconds", 1200)
+    variables = environment(PIP_INDEX_URL="http://127.0.0.1:9/", PIP_NO_INDEX="1")
+    site = folder / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(NOT_INSTALLED.format(root=str(ROOT)))
+    variables["PYTHONPATH"] = os.pathsep.join([str(site), variables["PYTHONPATH"]])
+    run_python("-c", "import opgrip", cwd=folder, env=variables, fresh=True, status=1)
+    run_python(SCRIPT, *words, "--only", only, cwd=folder, env=variables, fresh=True, timeout=1250, status=0)
+    return [json.loads(line) for line in (folder / "out/facts.jsonl").read_text().splitlines()]
+
+
+def ends_of(facts: list[dict[str, Any]]) -> dict[str, str]:
+    """Return how each step ended: `ok`, its error, or why it was skipped."""
+    ends = [fact for fact in facts if "status" in fact or "skipped" in fact]
+    return {fact["stage"]: fact.get("error") or fact.get("skipped") or "ok" for fact in ends}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1300)
+@needs("transformers")
+@pytest.mark.parametrize(
+    ("plan", "only", "on_cuda"),
+    [
+        ("first", "facts,clocks,bert", set()),
+        ("second", "llama,failures,roofline,collective", {"ncu:llama", "collective"}),
+    ],
+)
+def test_plan_measures_a_model(tmp_path: Path, plan: str, only: str, on_cuda: set[str]) -> None:
+    facts = measure(tmp_path, plan, only)
+    assert [fact for fact in facts if "error" in fact and "observer" in fact] == []
+    assert {name for name, end in ends_of(facts).items() if end != "ok"} == on_cuda
+    for rows in [fact for fact in facts if "statuses" in fact and plan == "first"]:
+        assert rows["statuses"].keys() <= {"ok", "contended"}

@@ -1,7 +1,5 @@
 """Tests of arguments whose sizes operators assume to agree."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -37,7 +35,6 @@ SGD = {
     "is_first_step": False,
 }
 BATCH_NORM = (True, 0.1, 1e-5)
-
 
 TABLE = torch.zeros(10, 12, dtype=torch.uint8)
 

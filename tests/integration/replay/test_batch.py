@@ -1,7 +1,5 @@
 """Tests of batch scaling: a scaled trace of a small batch equals a trace of the larger batch."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Candidates: implementations of operators judged on the calls of a trace."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable

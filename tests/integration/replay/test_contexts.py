@@ -1,7 +1,5 @@
 """Tests that cases run under the settings of their capture."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Everything derived from declarations of options and columns, such as the identity of a row."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,13 +1,13 @@
-"""Tests of modes through the command line, including faulty ones from another package."""
-
-from __future__ import annotations
+"""Tests of modes through the command line, including faulty ones, and a stand-in for CUDA's graphs."""
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from subprocess import CompletedProcess
+from typing import Any
 
 import pandas as pd
 import planted_modes
@@ -17,18 +17,24 @@ from foreign_data import write_as
 from optional import optional
 from outside import with_package
 from programs import refusal, run_command
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from opgrip.capture import Capture
 from opgrip.replay import Results
 from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.cases.unused_results import with_weights
+from opgrip.replay.modes import Program, Task, find_mode
+from opgrip.replay.modes.cudagraph import _stream_and_anchor
 from opgrip.replay.results.results import Result
 from opgrip.replay.run.preparation import prepare
+from opgrip.replay.run.programs import run_program
 from opgrip.replay.run.request import RunRequest
 from opgrip.replay.run.workload import load_workload
 from opgrip.replay.timing.timing_options import Effort, TimingOptions
 from opgrip.traces import Trace, load
 from opgrip.traces.io.foreign_files import Losses, formats
+from opgrip.traces.schema.arguments import leaves
 
 FAST = ("--iterations", "2", "--warmup", "0", "--threads", "1", "--jobs", "1")
 
@@ -183,14 +189,6 @@ def test_tolerances_can_be_set(trace: Path, tmp_path: Path, planted: dict[str, s
     assert rows["status"].tolist() == ["ok", "ok"]
 
 
-@pytest.mark.slow
-def test_builtin_modes_return_the_results_of_eager(trace: Path, tmp_path: Path, planted: dict[str, str]) -> None:
-    rows, _ = replayed(trace, tmp_path, planted, "--mode", "jit,compile:aot_eager,compile-dynamic")
-    assert set(rows["status"]) <= {"ok", "unsupported"}
-    refused = rows[rows["status"] == "unsupported"]
-    assert set(refused["op"]) == {"aten.nonzero.default", "aten.full.default"}
-
-
 def test_gradients_are_compared(tmp_path: Path, planted: dict[str, str]) -> None:
     weight = torch.randn(8, 4, requires_grad=True)
     path = tmp_path / "forward.jsonl"
@@ -308,3 +306,161 @@ def test_operator_without_gradients_reports_the_reason(call: str, reason: str | 
     row = backward_rows(str(tmp_path / "inputs.txt"))[op]
     assert row.status == ("ok" if reason is None else "unsupported")
     assert reason is None or reason in str(row.error)
+
+
+class Graph(TorchDispatchMode):
+    """Operators in capture order, each with the tensors that it read and created."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operators: list[tuple[Any, Any, Any, list[Tensor]]] = []
+        self._before: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        # operators must have no effect during a capture, so undo it
+        for storage, before in self._before.values():
+            storage.copy_(before)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for leaf in leaves([args, kwargs or {}]):
+            if isinstance(leaf, Tensor):
+                storage = leaf.untyped_storage()
+                self._before.setdefault(storage.data_ptr(), (storage, storage.clone()))
+        results = func(*args, **(kwargs or {}))
+        made = [leaf for leaf in leaves([results]) if isinstance(leaf, Tensor)]
+        self.operators.append((func, args, kwargs or {}, made))
+        return results
+
+    def replay(self) -> None:
+        for func, args, kwargs, made in self.operators:
+            again = [leaf for leaf in leaves([func(*args, **kwargs)]) if isinstance(leaf, Tensor)]
+            for memory, tensor in zip(made, again, strict=True):
+                if memory.data_ptr() != tensor.data_ptr():
+                    memory.copy_(tensor)
+
+    def pool(self) -> tuple[int, int]:
+        return 0, 1
+
+
+class Stream:
+    def wait_stream(self, stream: object) -> None:
+        pass
+
+
+class Cuda:
+    """Stand-in that records captures and their pools, and raises errors for operations that wait for the device."""
+
+    def __init__(self) -> None:
+        self.captures: list[Graph] = []
+        self.pools: list[object] = []
+        self.raises = 0
+
+    def graph(self, graph: Graph, pool: object = None, stream: object = None) -> Graph:
+        self.captures.append(graph)
+        self.pools.append(pool)
+        return graph
+
+    def set_sync_debug_mode(self, debug_mode: int | str) -> None:
+        self.raises = 2 if debug_mode == "error" else 0
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cuda]:
+    stand_in = Cuda()
+    for name, value in {
+        "CUDAGraph": Graph,
+        "Stream": Stream,
+        "graph": stand_in.graph,
+        "device": nullcontext,
+        "stream": nullcontext,
+        "current_stream": lambda device: Stream(),
+        "set_sync_debug_mode": stand_in.set_sync_debug_mode,
+        "get_sync_debug_mode": lambda: stand_in.raises,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    _stream_and_anchor.cache_clear()
+    yield stand_in
+    _stream_and_anchor.cache_clear()
+
+
+def in_a_graph(function: Callable[..., Any], *args: Any, **about: Any) -> Program:
+    return find_mode("cudagraph")[0].make(Task(function, args, {}, **about))
+
+
+def test_graph_arguments_keep_strides_expansion_and_sharing(cuda: Cuda) -> None:
+    seen: list[tuple[tuple[int, ...], ...]] = []
+
+    def watched(*tensors: Tensor) -> Tensor:
+        seen.append(tuple(tensor.stride() for tensor in tensors))
+        return tensors[0] + tensors[1]
+
+    row = torch.arange(4.0)
+    args = (row.expand(3, 4), torch.randn(4, 3).t())
+    program = in_a_graph(watched, *args)
+    _, results = run_program(program, (args, {}), mutates=False)
+    assert set(seen) == {((0, 1), (1, 3))}
+    torch.testing.assert_close(results.outputs[0], args[0] + args[1])
+
+
+def test_call_that_writes_into_shared_arguments_is_correct(cuda: Cuda) -> None:
+    def shift(whole: Tensor, part: Tensor) -> Tensor:
+        part.add_(1)
+        return whole.mul_(2)
+
+    def arguments() -> tuple[tuple[Tensor, Tensor], dict[str, Any]]:
+        whole = torch.arange(6.0)
+        return (whole, whole[2:4]), {}
+
+    program = in_a_graph(shift, *arguments()[0], mutates=True)
+    for _ in range(2):
+        own = arguments()
+        _, results = run_program(program, own, mutates=True)
+        torch.testing.assert_close(own[0][0], torch.tensor([0.0, 2, 6, 8, 8, 10]))
+        torch.testing.assert_close(results.arguments[1], torch.tensor([6.0, 8]))
+
+
+def test_calls_of_another_shape_have_a_separate_graph(cuda: Cuda) -> None:
+    narrow, wide = torch.randn(2, 3), torch.randn(5, 3)
+    program = in_a_graph(torch.ops.aten.exp.default, narrow, others=[((wide,), {})])
+    count = len(cuda.captures)
+    for tensor in (wide, narrow):
+        torch.testing.assert_close(run_program(program, ((tensor,), {}), False)[1].outputs[0], tensor.exp())
+    assert len(cuda.captures) == count
+
+
+def test_synchronizing_call_is_refused_before_the_graph_capture(cuda: Cuda) -> None:
+    def waiting(tensor: Tensor) -> Tensor:
+        if cuda.raises:
+            raise RuntimeError("called a synchronizing CUDA operation")
+        return tensor.nonzero()
+
+    with pytest.raises(RuntimeError, match="synchronizing"):
+        in_a_graph(waiting, torch.ones(3))
+    assert not cuda.raises
+    assert len(cuda.captures) <= 1
+
+
+def test_row_explains_that_graph_modes_need_a_gpu(tiny_trace: Path, tmp_path: Path) -> None:
+    output = tmp_path / "rows.json"
+    modes = ("--mode", "reduce-overhead,cudagraph", "--top", "1", "--iterations", "2", "--jobs", "1")
+    done = run_command("opreplay", tiny_trace, *modes, "-o", output)
+    assert done.returncode == 1, done.stderr
+    assert "nothing ran with --mode reduce-overhead: " in done.stderr
+    rows = Results.load(output).frame.set_index("mode")
+    assert rows.loc["reduce-overhead", "status"] == rows.loc["cudagraph", "status"] == "unsupported"
+    message = "it needs CUDA graphs, which cpu does not support: use compile"
+    assert rows.loc["reduce-overhead", "error"] == message
+    assert rows.loc["cudagraph", "error"] == "cudagraph runs on cuda, not on cpu"
+
+
+@pytest.mark.slow
+def test_graph_mode_is_refused_with_several_streams(tiny_trace: Path, tmp_path: Path) -> None:
+    output = tmp_path / "rows.json"
+    several = ("--mode", "reduce-overhead", "--streams", "2", "--top", "1", "--iterations", "2", "--jobs", "1")
+    done = run_command("opreplay", tiny_trace, *several, "-o", output)
+    assert done.returncode == 1, done.stderr
+    assert "nothing ran with --mode reduce-overhead: " in done.stderr
+    row = Results.load(output).frame.set_index("mode").loc["reduce-overhead"]
+    assert row["status"] == "unsupported"
+    assert row["error"] == "reduce-overhead replays CUDA graphs in one thread: remove --streams"

@@ -1,7 +1,5 @@
 """Candidates for modules, judged on the recorded forward passes, and files to begin candidates with."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

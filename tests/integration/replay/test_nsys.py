@@ -1,7 +1,5 @@
 """Replays under Nsight Systems, to whose reports kernels are added, and ranges for torch's profiler and NVTX."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import sqlite3
@@ -175,19 +173,6 @@ def test_every_case_has_ranges_and_nsys_times_agree_with_ours(detector_trace: Pa
         assert 0.98 < ratios.median() < 1.02
         # another program may take the processor between the readings of the two clocks
         assert ratios.between(0.9, 1.1).sum() >= len(slow) - 1, ratios.to_dict()
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--nsys-bin", "/no/such/nsys"), "/no/such/nsys is not a program that can be run: "),
-        (("--nsys-args-file", "/no/such/file"), "/no/such/file cannot be read as arguments: "),
-        (("--streams", "2"), "nsys cannot separate cases that run concurrently: "),
-    ],
-)
-def test_nsys_problems_are_reported_before_anything_runs(tiny_trace: Path, words: Sequence[str], message: str) -> None:
-    error = refusal("opreplay", tiny_trace, "--top", 1, "--nsys", *words, in_one_line=True)
-    assert error.startswith(f"opreplay: error: {message}")
 
 
 def test_arguments_of_a_file_are_parsed_as_in_a_shell(tmp_path: Path) -> None:

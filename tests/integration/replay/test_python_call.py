@@ -1,7 +1,5 @@
 """Calls of `replay()` and `benchmark()`: arguments, results, what they leave unchanged, and their memory."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -22,13 +20,13 @@ from opgrip.capture import Capture
 from opgrip.cli.options import arguments_of
 from opgrip.errors import ExistingFileError
 from opgrip.replay import Results, benchmark, replay
-from opgrip.replay.cases.cases import Case, Selection, make_cases
+from opgrip.replay.cases.cases import Selection, make_cases
 from opgrip.replay.command.replay_options import make_parser, request_with
 from opgrip.replay.inputs import filling
 from opgrip.replay.operators.lookup import Unsupported, find_operator
 from opgrip.replay.operators.memory import bytes_of, with_memory
 from opgrip.replay.results.results import OK, Result
-from opgrip.replay.run.preparation import Prepared, prepare
+from opgrip.replay.run.preparation import prepare
 from opgrip.replay.run.workload import Workload, load_workload
 from opgrip.traces import UserError, load
 from opgrip.traces.schema.records import EXTENSION, Signature
@@ -316,16 +314,11 @@ def workload(tmp_path_factory: pytest.TempPathFactory) -> Workload:
 @pytest.mark.parametrize("op", ["aten.add_.Tensor", "aten._fused_adamw_.default"])
 def test_mutating_call_needs_its_arguments_twice(workload: Workload, op: str) -> None:
     case = next(case for case in workload.cases if case.op == op)
-    needed, rows = peak_of(case, workload)
+    rows, memory = with_memory(lambda: prepare(case, workload), "cpu")
     assert [row.status for _, row, _ in rows] == [OK]
     arguments = bytes_of([case.signature.args, case.signature.kwargs])
     assert arguments >= 2 * ELEMENTS * 4
-    assert needed <= 2.1 * arguments
-
-
-def peak_of(case: Case, workload: Workload) -> tuple[int, list[Prepared]]:
-    rows, memory = with_memory(lambda: prepare(case, workload), "cpu")
-    return memory.peak, rows
+    assert memory.peak <= 2.1 * arguments
 
 
 def test_runs_of_a_prepared_call_start_with_the_same_values(workload: Workload) -> None:

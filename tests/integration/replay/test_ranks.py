@@ -1,7 +1,5 @@
 """Collectives of several ranks: their recording, which belong together, how many bytes they move, where ranks wait."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -11,7 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from made_ranks import make_rank
 from programs import run_python
@@ -204,7 +202,6 @@ def test_fewer_ranks_leave_groups_out_or_shrink_them() -> None:
 
 
 @given(st.data())
-@settings(suppress_health_check=[HealthCheck.too_slow])
 def test_every_call_is_matched_with_all_members_or_left_out(data: st.DataObject) -> None:
     count = data.draw(st.integers(1, 4))
     kinds = st.sampled_from(("all_reduce", "barrier"))

@@ -1,11 +1,8 @@
 """Tests of the roofline: work of calls, peaks of the machine, and the limiting resource of a call."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +22,7 @@ from opgrip.replay import Results
 from opgrip.replay.analyses.roofline import BOUNDS, LimitColumns, dtype_of, limit_of, measuring, nearness, with_limits
 from opgrip.replay.analyses.roofline.drawing import draw
 from opgrip.replay.cases.cases import Case
-from opgrip.replay.operators.work import Work, counted, work_of
+from opgrip.replay.operators.work import counted, work_of
 from opgrip.replay.results.results import OK, Result
 
 aten = torch.ops.aten
@@ -53,10 +50,6 @@ def row_of(**cells: Any) -> Result:
     usual = {"case": 0, "op": "aten.x", "shapes": "", "count": 1, "share": 1.0, "mode": "eager", "device": "cpu"}
     usual |= {"status": "ok", "captured_us": 1.0, "captured_total_us": 1.0, "median_us": 10.0, "bytes_moved": 8}
     return Result(**(usual | cells))
-
-
-def done(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Work:
-    return work_of(function, "", args, kwargs, function(*args, **kwargs))
 
 
 F = 4  # bytes of a float
@@ -92,7 +85,7 @@ F = 4  # bytes of a float
     ids=lambda value: str(value) if isinstance(value, torch._ops.OpOverload) else None,
 )
 def test_work_equals_manual_counts(function: Any, args: Any, flops: int | None, moved: int) -> None:
-    work = done(function, *args)
+    work = work_of(function, "", args, {}, function(*args))
     assert (work.flops, work.bytes) == (flops, moved)
 
 

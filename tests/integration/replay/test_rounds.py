@@ -1,7 +1,5 @@
 """Rounds of timed runs: their order and number, disturbances, and the memory and ratio of compared functions."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import statistics

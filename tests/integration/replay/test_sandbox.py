@@ -1,7 +1,5 @@
 """Child processes, their restrictions in bubblewrap, and untrusted candidates, whose cheats do not pay."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -20,7 +18,7 @@ import cheats
 import pytest
 import torch
 from judge_candidates import FOLDER
-from programs import refusal, run_command, succeed
+from programs import run_command, succeed
 
 from opgrip import Capture, judge
 from opgrip.errors import UserError
@@ -331,7 +329,8 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         torch.native_dropout(torch.randn(32, 64), 0.25, True)
         torch.randn(256, generator=torch.Generator())
     yield path
-    end_processes()
+    for candidate in list(untrusted._processes):
+        untrusted.end_process(candidate)
 
 
 @pytest.fixture(scope="module")
@@ -340,11 +339,6 @@ def constant_trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with Capture(path):
         torch.softmax(torch.full((32, 64), 0.5), -1)
     return path
-
-
-def end_processes() -> None:
-    for candidate in list(untrusted._processes):
-        untrusted.end_process(candidate)
 
 
 @pytest.fixture(scope="module")
@@ -514,18 +508,6 @@ def test_candidates_of_samples_are_judged(tmp_path: Path, is_honest: bool) -> No
 def test_functions_of_this_process_cannot_be_untrusted(trace: Path) -> None:
     with pytest.raises(UserError, match="name them by file and function"):
         judge({SOFTMAX: torch.softmax}, trace, untrusted=True)
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--untrusted"], "--untrusted is for candidates: add --candidate"),
-        (["--untrusted", "--confirm", "--candidate", f"{SOFTMAX}={cheats.__file__}:honest"], "without protection"),
-        (["--untrusted", "--backward", "--candidate", f"{SOFTMAX}={cheats.__file__}:honest"], "does not support"),
-    ],
-)
-def test_options_that_contradict_untrusted_are_refused(trace: Path, words: list[str], message: str) -> None:
-    assert message in refusal("opreplay", trace, *words)
 
 
 @pytest.mark.timeout(300)

@@ -1,7 +1,5 @@
 """Tests of step replay: memory flows as recorded, calls that cannot take part are reported, and no memory stays."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from example_trace import write
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from programs import captured
 from torch import nn
@@ -46,7 +44,6 @@ from opgrip.traces.values.exact import Exact
 from opgrip.traces.values.floats import Floats
 
 SETTINGS = SequenceSettings(device_map("cpu", None), "cpu", repeats=3)
-
 
 ROOM = 1 << 32
 
@@ -276,7 +273,6 @@ def test_recorded_non_finite_floats_flow(tmp_path: Path) -> None:
 
 ROW = torch.ones(1, 5)
 
-
 CALLS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "index": lambda x, i: torch.ops.aten.index(x, [i]),
     "index_put": lambda x, i: torch.ops.aten.index_put(x, [i], ROW[0]),
@@ -441,7 +437,6 @@ def test_inner_calls_of_an_untrusted_call_are_checked(tmp_path: Path) -> None:
     st.lists(st.integers(0, 40), max_size=3),
     st.integers(0, 9),
 )
-@settings(max_examples=40, deadline=None)
 def test_arbitrary_numbers_of_an_untrusted_trace_raise_only_user_errors(
     tmp_path_factory: pytest.TempPathFactory, storages: list[int], shape: list[int], offset: int
 ) -> None:
@@ -465,9 +460,7 @@ def test_builtin_detector_replays_at_full_size(tmp_path: Path, run: str) -> None
 
 MB = 1 << 20
 
-
 FEW = TensorSpec((8,), (1,), torch.float32, "cpu")
-
 
 UNMADE = TensorSpec((1 << 50,), (1,), torch.float32, "cpu")
 

@@ -1,7 +1,5 @@
 """Tests of the rows and totals of a step replay, of calls that were disturbed, and of step replay in a mode."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

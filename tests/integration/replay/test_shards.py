@@ -1,7 +1,5 @@
 """Parts of a replay: shards merged into one run, and the journal from which an interrupted replay resumes."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -12,12 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from example_trace import write
+from example_trace import small_trace, write
 from hypothesis import given
 from hypothesis import strategies as st
 from made_runs import HEADER, make_row, make_run
 from programs import run_command, run_python, succeed
-from several_traces import small_trace
 
 from opgrip.errors import UserError
 from opgrip.replay import Results
@@ -30,7 +27,6 @@ from opgrip.replay.run.request import (
     RunRequest,
     Shard,
     cost_us,
-    identity,
     settle_shard,
     shard,
     shard_of_environment,
@@ -251,25 +247,19 @@ def test_journal_with_an_endless_line_is_damaged(
         open_journal(tmp_path / "r.json", job, "cpu", resume=True, force=False)
 
 
-def test_resume_refuses_rows_of_another_machine_kind(tmp_path: Path, job: RunRequest) -> None:
+def test_resume_refuses_rows_of_another_machine_kind_or_torch(
+    tmp_path: Path, job: RunRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with open_journal(tmp_path / "r.json", job, "A100", resume=False, force=False) as journal:
         journal.add([make_row(0, [1.0])])
     with open_journal(tmp_path / "r.json", job, "A100", resume=True, force=False) as journal:
         assert [rows[0].case for rows in journal.items] == [0]
-    with pytest.raises(
-        UserError, match=r"r\.json\.journal contains rows of a replay on another kind of machine: use the same"
-    ):
+    message = r"r\.json\.journal contains rows of a replay "
+    with pytest.raises(UserError, match=f"{message}on another kind of machine: use the same"):
         open_journal(tmp_path / "r.json", job, "H100", resume=True, force=False)
-
-
-def test_resume_refuses_rows_of_another_torch(tmp_path: Path, job: RunRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "r.json.journal"
-    path.write_text(json.dumps({**identity(job), "machine_kind": "cpu"}) + "\n")
     monkeypatch.setattr(torch, "__version__", "1.0")
-    with pytest.raises(
-        UserError, match=r"r\.json\.journal contains rows of a replay with another version of torch: use the same"
-    ):
-        open_journal(tmp_path / "r.json", job, "cpu", resume=True, force=False)
+    with pytest.raises(UserError, match=f"{message}with another version of torch: use the same"):
+        open_journal(tmp_path / "r.json", job, "A100", resume=True, force=False)
 
 
 @pytest.mark.parametrize("fact", ["torch", "trace_hash", "options_hash"])

@@ -1,7 +1,5 @@
 """Tests of subgraph cases: all calls of a module or function as one case, with the program's results."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any

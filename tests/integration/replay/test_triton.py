@@ -1,7 +1,5 @@
 """Triton kernels: launches on the CPU by Triton's interpreter, and their replay if the user names their module."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os
@@ -112,10 +110,6 @@ def launch_of(name: str = "add_kernel", module: str = MODULE) -> Signature:
     return Signature(0, EXTENSION, f"{module}:{name}", (), {})
 
 
-def run(*args: Any, **changes: Any) -> None:
-    find_operator(launch_of(), [MODULE]).function(*args, **KEYWORDS | changes)
-
-
 @pytest.mark.usefixtures("kernels")
 def test_recorded_launch_writes_the_results_of_the_program(kernels: ModuleType, tmp_path: Path) -> None:
     with Capture(tmp_path / "t.jsonl"):
@@ -180,7 +174,7 @@ def test_kernel_of_the_main_file_is_found_in_a_trusted_module() -> None:
 def test_launch_with_unsafe_options_is_refused(changes: dict[str, Any], reason: str) -> None:
     out = torch.zeros(100)
     with pytest.raises(Unsupported, match=reason):
-        run(X, Y, out, 100, 2.0, **changes)
+        find_operator(launch_of(), [MODULE]).function(X, Y, out, 100, 2.0, **KEYWORDS | changes)
     assert not out.any()
 
 

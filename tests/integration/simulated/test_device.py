@@ -1,7 +1,5 @@
 """Tests of the simulated accelerator: it works as a device of torch, and fails for operations that CUDA forbids."""
 
-from __future__ import annotations
-
 from time import perf_counter
 
 import pytest

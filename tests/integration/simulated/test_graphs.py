@@ -1,7 +1,5 @@
 """Graphs on the simulated accelerator: replays of calls and steps, and programs that use them in unusual ways."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import io
@@ -174,7 +172,6 @@ def test_on_demand_recording_knows_graphs_captured_before_it(tmp_path: Path) -> 
 
 
 STEPS = 3
-
 
 SIN_MS = 5  # duration of a sine on the device
 

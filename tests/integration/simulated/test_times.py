@@ -1,7 +1,5 @@
 """Device times on the simulated accelerator, and how long it is kept busy before a timed run."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Callable

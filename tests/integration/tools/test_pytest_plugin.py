@@ -1,7 +1,5 @@
 """Tests of the pytest plug-in, run by pytest in a separate project."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable

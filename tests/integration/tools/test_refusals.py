@@ -1,13 +1,14 @@
 """Refused command lines, suggestions of similar names, and formats of opgrip trace convert."""
 
-from __future__ import annotations
-
 import json
 import os
+import re
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
 
+import cheats
 import pytest
 import torch
 from programs import ROOT, SHIPPED_TRACES, refusal, run_command, succeed
@@ -77,12 +78,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    assert main(["trace", "convert", *words]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    return line
-
-
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
@@ -97,7 +92,9 @@ def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 def test_unknown_target_lists_the_formats(
     words: tuple[str, ...], expected: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert expected in said(capsys, "inputs.txt", *words)
+    assert main(["trace", "convert", "inputs.txt", *words]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert expected in line
 
 
 @pytest.mark.parametrize(
@@ -163,6 +160,11 @@ def test_unconverted_calls_are_printed_without_control_characters(
 
 
 TRACE = SHIPPED_TRACES[0]
+IN_GRAPHS = "opreplay TRACE --exec-mode graph --mode"
+NO_GRAPH = ", which runs CUDA graphs itself: time it with --exec-mode events"
+BY_NCU = "opreplay TRACE --ncu --batch-device cuda --batch-command"
+CANDIDATE = "opreplay TRACE --candidate aten._softmax.default=CHEATS:honest"
+IN_CLUSTER = "opreplay trace:faster_rcnn --engine ray --address 127.0.0.1:9"  # nothing listens there
 
 
 def test_nearest_names_match_the_start_of_a_name_or_of_its_last_part() -> None:
@@ -175,29 +177,73 @@ def test_nearest_names_match_the_start_of_a_name_or_of_its_last_part() -> None:
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        (
-            "opreplay https://example.com/net.onnx",
-            "https://example.com/net.onnx is a URL, not a file: download it first",
-        ),
+        ("opgrip trase info", "opgrip: error: argument VERB: invalid choice 'trase': did you mean trace?"),
+        ("opcapture --modle x.py", "opcapture: error: unknown option --modle: did you mean --model?"),
+        ("opreplay", "there is nothing to replay"),
+        ("opreplay https://example.com/net.onnx", "net.onnx is a URL, not a file: download it first"),
         ("opreplay trace:fster_rcnn", "opgrip ships no trace 'fster_rcnn': did you mean faster_rcnn?"),
         ("opreplay traces/faster_rcnn.jsonl", "no such file or directory, and trace:faster_rcnn is one that ships"),
         ("opreplay stp.jsonl", "no such file or directory: did you mean step.jsonl?"),
-        (
-            "opreplay opinfo:all",
-            "a model is recorded first: opcapture --model opinfo:all; names that are not files are",
-        ),
+        ("opreplay opinfo:all", "opcapture --model opinfo:all; names that are not files are"),
         ("opreplay TRACE --tpo 3", "opreplay: error: unknown option --tpo: did you mean --top?"),
         ("opreplay TRACE --mode compil", "unknown mode 'compil': did you mean compile"),
         ("opreplay TRACE --op aten.adn*", "no op matches --op aten.adn*: the trace has 'aten.add.Tensor'"),
         ("opreplay TRACE --unit function --op delta2box", "the trace has 'delta_xywh_bbox_coder:delta2bbox'"),
+        # samples
         ("opreplay samples/nmz", "unknown sample 'nmz': did you mean nms?"),
-        ("opcapture --modle x.py", "opcapture: error: unknown option --modle: did you mean --model?"),
-        ("opgrip trase info", "opgrip: error: argument VERB: invalid choice 'trase': did you mean trace?"),
+        ("opreplay samples/xyzzy", "unknown sample 'xyzzy': opgrip samples list shows all"),
+        ("opreplay sample:nosuch", "unknown sample 'nosuch': opgrip samples list shows all"),
+        ("opreplay sample:bbox2dlta", "unknown sample 'bbox2dlta': did you mean bbox2delta"),
+        ("opreplay samples --tag Fast", "unknown tag 'Fast': choose from ForLoop, "),
+        ("opreplay samples --op no_such", "no sample matches --op no_such: similar names in samples are "),
+        ("opreplay samples --module x", "--module is for traces: "),
+        ("opreplay samples --cache program", "--cache program needs a trace of a program, which samples is not: "),
+        ("opreplay some.jsonl --tag Reduce", "--tag is for samples: "),
+        # operators
+        ("opreplay --operator aten.add.Tensr", "'aten.add.Tensr' is registered: did you mean aten.add"),
+        ("opreplay --operator aten.mm --inputs '{\"self\": [2, 2]}'", "lacks its argument mat2"),
+        (
+            'opreplay --operator aten.mm --inputs \'{"self": [-2, 2], "mat2": [2]}\'',
+            "from 0 to 4611686018427387903): its schema is aten::mm(",
+        ),
+        ("opreplay --operator aten.neg --inputs '{\"nobody\": [2]}'", "has no argument nobody"),
+        ("opreplay --operator aten.neg --inputs DEEP", "--inputs cannot be read"),
+        ("opreplay --operator aten.qq*", "no operator matches 'aten.qq*': use a pattern such as 'aten.add*'"),
+        (
+            "opreplay --operator aten.neg* --inputs '{\"nobody\": [2]}'",
+            "that matches 'aten.neg*' takes these arguments",
+        ),
+        ("opreplay --operator aten.neg trace.jsonl", "--operator cannot be combined with a trace"),
+        ("opreplay --operator aten.neg --tag ForLoop", "--tag is for samples: leave it out with --operator"),
+        ("opreplay --inputs {}", "--inputs needs --operator"),
+        # CUDA graphs
+        (f"{IN_GRAPHS} cudagraph", f"opreplay: error: --exec-mode graph cannot capture cudagraph{NO_GRAPH}"),
+        (f"{IN_GRAPHS} jit,reduce-overhead", f"cannot capture reduce-overhead{NO_GRAPH}"),
+        (f"{IN_GRAPHS} compile:cudagraphs", f"cannot capture compile:cudagraphs{NO_GRAPH}"),
+        (f"{IN_GRAPHS} eager --reference cudagraph", f"cannot capture cudagraph{NO_GRAPH}"),
+        (f"{IN_GRAPHS} eager --backward", "capture a backward pass, which runs on the stream of its forward pass"),
+        # profilers
+        ("opreplay TRACE --nsys --nsys-bin /no/such/nsys", "/no/such/nsys is not a program that can be run: "),
+        ("opreplay TRACE --nsys --nsys-args-file /no/file", "/no/file cannot be read as arguments: "),
+        ("opreplay TRACE --nsys --streams 2", "nsys cannot separate cases that run concurrently: "),
+        ("opreplay TRACE --ncu", "ncu profiles only GPUs (this machine has none), but the cases run on cpu"),
+        ("opreplay TRACE --batch-device cuda", "--batch-device needs --ncu"),
+        (f"{BY_NCU} srun", "put {command} where the ncu command belongs"),
+        (f'{BY_NCU} "\'{{command}}"', "is not a command line"),
+        # untrusted candidates
+        ("opreplay TRACE --untrusted", "--untrusted is for candidates: add --candidate"),
+        (f"{CANDIDATE} --untrusted --confirm", "without protection"),
+        (f"{CANDIDATE} --untrusted --backward", "does not support"),
+        # options of this machine with workers of a cluster
+        (f"{IN_CLUSTER} --pin 0", "only to workers on this machine: give workers their processors with --processors"),
+        (f"{IN_CLUSTER} --device cuda:1", "ray spreads cases over devices itself: give --device without a number"),
+        (f"{IN_CLUSTER} --device cuda:0,cuda:1", "spreads cases over devices itself: give --device without a number"),
     ],
 )
-def test_misspelled_name_is_answered_with_the_right_one(tmp_path: Path, command: str, message: str) -> None:
+def test_refused_command_line_is_answered_in_one_line(tmp_path: Path, command: str, message: str) -> None:
     (tmp_path / "step.jsonl").touch()
-    name, *words = command.replace("TRACE", str(TRACE)).split()
+    texts = {"TRACE": str(TRACE), "CHEATS": cheats.__file__, "DEEP": "[" * 100_000}
+    name, *words = shlex.split(re.sub("|".join(texts), lambda word: texts[word[0]], command))
     assert message in refusal(name, *words, cwd=tmp_path, in_one_line=True)
 
 

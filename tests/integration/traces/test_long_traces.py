@@ -1,7 +1,5 @@
 """Long traces: read again instead of kept, summed, processed in parts, filtered while reading, and trimmed."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter
@@ -12,7 +10,7 @@ from typing import Any
 import pandas as pd
 import pytest
 from example_trace import write
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from made_ranks import make_rank
 from programs import SHIPPED_TRACES, run_python
@@ -376,7 +374,6 @@ def test_empty_selection_names_what_exists(tiny_trace: Path, tmp_path: Path) -> 
         trim(tiny_trace, tmp_path / "t.jsonl", TracePart(ops=("aten.embedding.default",), phases=("optimizer",)))
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 @pytest.mark.slow
 def test_any_part_has_its_calls_with_their_storages(tiny_trace: Path, tmp_path: Path, data: st.DataObject) -> None:

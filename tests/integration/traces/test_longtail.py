@@ -1,7 +1,5 @@
 """Long-tail functions in traces of programs whose functions are known, and the commands that list them."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Reading traces: whole, cut anywhere, damaged, of other origin or newer versions, and in blocks of calls."""
 
-from __future__ import annotations
-
 import errno
 import gzip
 import io
@@ -17,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from example_trace import RECORDS, write
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from programs import refusal
 
@@ -88,7 +86,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory, tiny_trace: Path) -> dict[st
     "suffix", ["", pytest.param(".gz", marks=pytest.mark.slow), pytest.param(".zst", marks=pytest.mark.slow)]
 )
 @given(data=st.data())
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_trace_cut_at_any_byte_loads_up_to_the_cut(
     tmp_path: Path, whole: dict[str, bytes], suffix: str, data: st.DataObject
 ) -> None:

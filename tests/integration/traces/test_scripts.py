@@ -1,7 +1,5 @@
 """Tests of calls written as Python files that need only torch."""
 
-from __future__ import annotations
-
 import ast
 import math
 import re

@@ -1,7 +1,5 @@
 """Tensors of every layout: they survive programs, files and views as arrays, and impossible ones are refused."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import json
@@ -13,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from described_calls import HERE, described
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from redrawn import HERE, described
 from unusual_tensors import ALL, NESTED, QUANTIZED, SPARSE, STRIDED, UNUSUAL, outline, thin
 from versions import has_detached_views
 
@@ -170,7 +168,7 @@ junk = st.one_of(
 
 
 @given(st.sampled_from(sorted(FORMS)), st.lists(st.tuples(st.integers(0, 10**6), junk), min_size=1, max_size=2))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_mutated_tensor_form_is_refused_or_usable(name: str, changes: list[tuple[int, Any]]) -> None:
     form = FORMS[name]()
     for place, value in changes:

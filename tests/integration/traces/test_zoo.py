@@ -1,7 +1,5 @@
 """The zoo: its manifest and files, the verbs on it, and how its traces are made."""
 
-from __future__ import annotations
-
 import re
 import sys
 from dataclasses import asdict, replace
@@ -25,9 +23,7 @@ from opgrip.zoo.making import command_of, count_distinct, pack, record_of, write
 
 TRACES = read_manifest()
 
-
 MADE = [trace for trace in TRACES if trace.recording is not None]
-
 
 MOST_BYTES = 25_000_000  # limit of the size of all files together
 

@@ -1,7 +1,5 @@
 """Program that both torch's observer and a capture record, and handwritten execution traces."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Generated traces of ranks, of any length, with known clocks and waits."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

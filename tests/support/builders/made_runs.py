@@ -1,7 +1,5 @@
 """Generated results of replays: rows with times drawn like measured ones."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

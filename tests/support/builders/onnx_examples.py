@@ -1,7 +1,5 @@
 """Inputs and attributes of a node for each ONNX operator that has an aten operator."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,12 +1,13 @@
-"""Value models written to a file and read again."""
-
-from __future__ import annotations
+"""Calls and value models in the form of a trace, built without one, and models written to a file and read again."""
 
 import json
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
+from opgrip.capture.signatures.signatures import describe_call
+from opgrip.replay.inputs.inputs import device_map
+from opgrip.traces import values
 from opgrip.traces.values import ValueModel, fit, value_model_from_json, value_model_to_json
 
 Model = TypeVar("Model")
@@ -36,3 +37,22 @@ def fitted(tensor: torch.Tensor, kind: type[Model]) -> Model:
     model = fit(tensor)
     assert type(model) is kind, model
     return model
+
+
+HERE = device_map("cpu", None)
+
+
+def described(*args: Any) -> tuple[tuple[Any, ...], dict[int, ValueModel]]:
+    """Return a call's arguments as a trace holds them, with `TensorSpec` for tensors; and the value models by
+    number.
+    """
+    models: dict[int, ValueModel] = {}
+
+    def fit(tensor: torch.Tensor) -> int | None:
+        model = values.fit(tensor)
+        if model is None:
+            return None
+        models[len(models)] = model
+        return len(models) - 1
+
+    return describe_call(args, {}, lambda argument: fit)[0], models

@@ -1,7 +1,5 @@
 """Tensors of every layout, and descriptions of their metadata."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Detection of other work on the machine that may have changed the result of a comparison of times."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

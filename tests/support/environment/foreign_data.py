@@ -1,7 +1,5 @@
 """Files written by other tools, which are not part of this project."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

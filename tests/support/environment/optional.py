@@ -1,7 +1,5 @@
 """Optional packages and programs of tests, with the command that installs each."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import shutil

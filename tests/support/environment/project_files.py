@@ -1,7 +1,5 @@
 """Readers of the project's own files."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

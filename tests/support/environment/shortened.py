@@ -1,7 +1,5 @@
 """Parameters of which the quick tests run a few."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

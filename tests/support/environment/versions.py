@@ -1,7 +1,5 @@
 """Features that some of the supported torch versions lack, each declared once."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

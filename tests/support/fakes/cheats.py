@@ -3,8 +3,6 @@
 Honest ones take `SLOW_S`. A cheat that works seems to take less.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import os

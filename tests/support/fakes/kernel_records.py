@@ -2,8 +2,6 @@
 with the times and threads at which the real profiler saw the calls' operators on the CPU.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path

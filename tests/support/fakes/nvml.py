@@ -1,10 +1,9 @@
 """Fake of the module `pynvml`: a GPU with constant power when busy, and lower power when idle."""
 
-from __future__ import annotations
-
-from threading import current_thread, main_thread
+from collections.abc import Callable
 from time import perf_counter, sleep
 from types import SimpleNamespace
+from typing import Any
 
 IDLE_W, BUSY_W = 60.0, 300.0
 UUID = "5b1b9e8a-0000-0000-0000-000000000001"
@@ -14,25 +13,38 @@ class NVMLError(Exception):
     """Error class of NVML."""
 
 
+SM, MEM = 1, 2  # clocks
+# answers of functions that are constant, by clock if it has several
+ANSWERS = {
+    "nvmlInit": None,
+    "nvmlDeviceGetPowerUsage": int(IDLE_W * 1e3),
+    "nvmlDeviceGetClockInfo": {SM: 1500},
+    "nvmlDeviceGetMaxClockInfo": {SM: 1980, MEM: 3201},
+    "nvmlDeviceGetEnforcedPowerLimit": 700_000,
+    "nvmlDeviceGetEccMode": [1, 1],
+    "nvmlDeviceGetMemoryInfo": SimpleNamespace(total=80 * 10**9, free=5 * 10**9, used=75 * 10**9),
+    "nvmlSystemGetDriverVersion": "550.54.15",
+    "nvmlSystemGetCudaDriverVersion_v2": 12040,
+    "nvmlDeviceGetCurrentClocksEventReasons": 1 | 4,
+}
+
+
 class Nvml:
     """NVML as documented, for a GPU whose clock is limited by its power cap.
 
     lacks : functions that this GPU does not support
     query_s : duration of a reading
-
-    readings : functions that the main thread called
     """
 
     NVMLError = NVMLError
-    NVML_CLOCK_SM = 1
-    NVML_CLOCK_MEM = 2
+    NVML_CLOCK_SM, NVML_CLOCK_MEM = SM, MEM
     nvmlClocksEventReasonGpuIdle = 1
     nvmlClocksEventReasonSwPowerCap = 4
     nvmlClocksEventReasonHwSlowdown = 8
 
     def __init__(self, *lacks: str, query_s: float = 0.0, kind: str = "GPU") -> None:
         self.lacks, self.query_s, self.kind = lacks, query_s, kind
-        self.busy_s, self.closed, self.readings = 0.0, False, list[str]()
+        self.busy_s, self.closed = 0.0, False
         self._began = perf_counter()
 
     def run(self, seconds: float = 1e-3) -> None:
@@ -41,8 +53,16 @@ class Nvml:
         sleep(seconds)
         self.busy_s += perf_counter() - began
 
-    def nvmlInit(self) -> None:
-        self._ask("nvmlInit")
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name not in ANSWERS:
+            raise AttributeError(name)
+        answer = ANSWERS[name]
+
+        def ask(*about: Any) -> Any:
+            self._ask(name, *about[:1])
+            return answer[about[1]] if isinstance(answer, dict) else answer
+
+        return ask
 
     def nvmlShutdown(self) -> None:
         self.closed = True
@@ -58,54 +78,16 @@ class Nvml:
     def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, handle: str) -> str:
         return "GPU"
 
+    def nvmlDeviceGetMigMode(self, handle: str) -> list[int]:
+        self._ask("nvmlDeviceGetMigMode", handle)
+        return [int(self.kind == "MIG"), 1]
+
     def nvmlDeviceGetTotalEnergyConsumption(self, handle: str) -> int:
         self._ask("nvmlDeviceGetTotalEnergyConsumption", handle)
         elapsed_s = perf_counter() - self._began
         return int(1e3 * (IDLE_W * elapsed_s + (BUSY_W - IDLE_W) * self.busy_s))
 
-    def nvmlDeviceGetPowerUsage(self, handle: str) -> int:
-        self._ask("nvmlDeviceGetPowerUsage", handle)
-        return int(IDLE_W * 1e3)
-
-    def nvmlDeviceGetClockInfo(self, handle: str, kind: int) -> int:
-        self._ask("nvmlDeviceGetClockInfo", handle)
-        assert kind == self.NVML_CLOCK_SM
-        return 1500
-
-    def nvmlDeviceGetMaxClockInfo(self, handle: str, kind: int) -> int:
-        self._ask("nvmlDeviceGetMaxClockInfo", handle)
-        return {self.NVML_CLOCK_SM: 1980, self.NVML_CLOCK_MEM: 3201}[kind]
-
-    def nvmlDeviceGetEnforcedPowerLimit(self, handle: str) -> int:
-        self._ask("nvmlDeviceGetEnforcedPowerLimit", handle)
-        return 700_000
-
-    def nvmlDeviceGetEccMode(self, handle: str) -> list[int]:
-        self._ask("nvmlDeviceGetEccMode", handle)
-        return [1, 1]
-
-    def nvmlDeviceGetMigMode(self, handle: str) -> list[int]:
-        self._ask("nvmlDeviceGetMigMode", handle)
-        return [int(self.kind == "MIG"), 1]
-
-    def nvmlDeviceGetMemoryInfo(self, handle: str) -> SimpleNamespace:
-        if "nvmlDeviceGetMemoryInfo" in self.lacks:
-            raise NVMLError("not supported")
-        return SimpleNamespace(total=80 * 10**9, free=5 * 10**9, used=75 * 10**9)
-
-    def nvmlSystemGetDriverVersion(self) -> str:
-        return "550.54.15"
-
-    def nvmlSystemGetCudaDriverVersion_v2(self) -> int:
-        return 12040
-
-    def nvmlDeviceGetCurrentClocksEventReasons(self, handle: str) -> int:
-        self._ask("nvmlDeviceGetCurrentClocksEventReasons", handle)
-        return 1 | 4
-
     def _ask(self, name: str, handle: str = "GPU") -> None:
-        if current_thread() is main_thread():
-            self.readings.append(name)
         sleep(self.query_s)
         # an instance of a shared GPU has no counters
         if name in self.lacks or handle.startswith("MIG"):

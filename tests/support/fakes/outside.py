@@ -1,7 +1,5 @@
 """Packages other than opgrip whose entry points opgrip finds."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Iterator and generator of operator configurations, registered by another package."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

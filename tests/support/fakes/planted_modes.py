@@ -1,7 +1,5 @@
 """Modes of another package, each of which fails in a different way."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import time

@@ -1,7 +1,5 @@
 """Analysis, source of cases and result file format of another package."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b

@@ -7,8 +7,6 @@ Other exceptions than `UserError`, and excess of the limits of time and memory, 
     python tests/support/fuzz build/fuzz/*      replays the kept findings
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -30,9 +28,8 @@ sys.path.extend(str(folder) for folder in Path(__file__).resolve().parents[1].it
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from consumers import CONSUMERS, FOREIGN_CONSUMERS, MARK, chosen, consume, format_name_of
-from foreign_mutations import foreign_mutant
 from foreign_seeds import make_foreign_seeds
-from mutations import mutant
+from mutations import foreign_mutant, mutant
 from programs import ROOT
 from seeds import make_seeds
 

@@ -1,7 +1,5 @@
 """Readers of untrusted traces, each of which may raise only `UserError`."""
 
-from __future__ import annotations
-
 import ast
 import io
 import sys
@@ -169,7 +167,6 @@ CONSUMERS: Sequence[Callable[[Path], None]] = (
     _units,
     _live,
 )
-
 
 # consumers of other tools' files
 FOREIGN_CONSUMERS: Sequence[Callable[[Path], None]] = (

@@ -4,8 +4,6 @@ A format has a builder in `BUILDERS` if it has no writer, or if its reader accep
 have names that their format expects.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Iterator

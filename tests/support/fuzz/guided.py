@@ -8,8 +8,6 @@ in build/fuzz. Without atheris (`pip install '.[fuzz]'`), which some Python vers
 with status 0.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -1,7 +1,5 @@
 """Small real traces with every form of record, as seeds of mutants."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from pathlib import Path

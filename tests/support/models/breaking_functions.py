@@ -1,7 +1,5 @@
 """Functions of kinds that compilers fail on, each with arguments."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

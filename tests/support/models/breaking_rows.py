@@ -3,8 +3,6 @@
 It is a separate program, since a compiler may crash, and forks are only safe while torch has no threads.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import tempfile

@@ -1,7 +1,5 @@
 """Script that prints the results of torch.compile for functions, modules, nested modules and training steps."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Functions and methods of mmdet and mmseg, with arguments for them."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Comparison of implementations of one function."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Triton kernels that tests launch, in a module as programs have it; TRITON_INTERPRET=1 runs them on the CPU."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Losses of installed packages, each with the name and the arguments of our sample."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Losses of single pixels, pairs and classes in loops over numpy arrays, as references for the samples."""
 
-from __future__ import annotations
-
 from itertools import product
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Detectors of OpenMMLab with the operators of the full models, but narrow layers and few proposals."""
 
-from __future__ import annotations
-
 BACKBONE = "model.backbone.base_channels=8"
 PYRAMID = "model.neck.in_channels=[32,64,128,256]"
 TWO_STAGES = (

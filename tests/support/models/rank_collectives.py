@@ -3,8 +3,6 @@
 Each collective runs in the recorded group, and in a group of four members of which two are present.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from time import perf_counter_ns
 from typing import Any

@@ -1,7 +1,5 @@
 """Small complete models of many kinds, each newly built, with a step of training and one of inference."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial

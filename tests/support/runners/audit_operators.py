@@ -8,8 +8,6 @@ library checks the rest of the memory. An operator of which a call ran is added 
 process by a wrong access is removed. Others stay: earlier reviews called them alone, with invalid arguments.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import json

@@ -1,7 +1,5 @@
 """An independent count of the operators that a program runs."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Extraction of a function's source from its project, as the gripper does it, and import of the result."""
 
-from __future__ import annotations
-
 import inspect
 import sys
 from types import ModuleType

@@ -6,8 +6,6 @@ use, and ends with the process that started it.
     python tests/support/runners/forks.py NUMBER     # serve the socket that was inherited under this number
 """
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import fcntl

@@ -1,7 +1,5 @@
 """Runner of samples in a separate Python that cannot import the samples' original projects."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import json

@@ -1,7 +1,5 @@
 """Browser that opens pages from files."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Report of the private torch APIs that this torch has, and what opgrip does instead of missing ones."""
 
-from __future__ import annotations
-
 import platform
 
 import torch

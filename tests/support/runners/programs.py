@@ -1,7 +1,5 @@
 """Commands and small models that tests of several packages run."""
 
-from __future__ import annotations
-
 import io
 import os
 import signal

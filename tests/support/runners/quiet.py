@@ -1,7 +1,5 @@
 """Machine that replays in tests treat as idle; otherwise concurrent tests would make their rows contended."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from opgrip.platform.contention import Contention

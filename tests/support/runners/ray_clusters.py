@@ -4,8 +4,6 @@ It reads `NAME KIND` lines, starts a node for each, and prints the cluster's add
 with its input.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Calls that every mode must support, and a run of one call under a mode."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Programs that are asked to record while they run."""
 
-from __future__ import annotations
-
 import atexit
 import functools
 import os

@@ -1,7 +1,5 @@
 """Settings by which tests measure cases on the CPU, from command-line options."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -3,8 +3,6 @@
 python tests/support/runners/simulation.py FILE TEST FIXTURES     # run one test of a file, with its fixtures as JSON
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import json

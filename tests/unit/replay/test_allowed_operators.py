@@ -1,7 +1,5 @@
 """Operators registered in torch that a trace may name."""
 
-from __future__ import annotations
-
 import re
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path

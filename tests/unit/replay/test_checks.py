@@ -1,6 +1,4 @@
-"""Checks of a mode's results against eager: rounding, randomness and ties are accepted, other differences are wrong."""
-
-from __future__ import annotations
+"""Checks of a mode's results against eager: rounding, randomness, ties and TF32 are accepted, other errors are not."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,12 +7,15 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from shortened import slow_except
 from torch import Tensor
 
+from opgrip.platform.precisions import read_precision
 from opgrip.replay.modes import RunOutputs
+from opgrip.replay.operators import contexts as tf32
+from opgrip.replay.operators.contexts import restored
 from opgrip.replay.run.checks.permitted_differences import GENERATOR_OUTPUTS
 from opgrip.replay.run.checks.reference import Reference, observe
 from opgrip.replay.run.checks.verdicts import ResultVerdict, Tolerance
@@ -201,10 +202,6 @@ def test_decisions_that_depend_on_rounding_may_differ() -> None:
     assert_wrong(count, tenths, met=[near[0] + 2 * (torch.arange(100) == 50).long(), near[1]])
 
 
-def scaled(tensor: Tensor) -> Tensor:
-    return tensor * (1 + 1e-3)
-
-
 def one_off(tensor: Tensor) -> Tensor:
     tensor = tensor.clone()
     tensor.view(-1)[tensor.numel() // 3] += 0.05
@@ -222,7 +219,7 @@ def with_nan(tensor: Tensor) -> Tensor:
 
 
 ERRORS: list[Callable[[Tensor], Any]] = [
-    *(scaled, one_off, swapped, with_nan),
+    *(one_off, swapped, with_nan, lambda a: a * (1 + 1e-3)),
     *(lambda a: a.roll(1, -1), lambda a: a.mT, lambda a: a.double(), lambda a: a[None], lambda a: a[:-1]),
     *(lambda a: a.half().float(), lambda a: torch.zeros_like(a), lambda a: a.masked_fill(a == a.max(), torch.inf)),
 ]
@@ -440,7 +437,6 @@ DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.com
 
 
 @given(st.sampled_from([*DTYPES, torch.bool]), st.lists(st.integers(0, 5), max_size=4), st.integers(0, 1000))
-@settings(max_examples=60, deadline=None)
 def test_result_equals_itself_and_not_a_perturbed_one(dtype: torch.dtype, shape: list[int], seed: int) -> None:
     numbers = (drawn(*shape, seed=seed) * 10).abs().to(dtype)
     assert_right(torch.clone, numbers, met=numbers.clone())
@@ -495,3 +491,84 @@ def test_attention_is_compared_without_its_generator_state(operator: torch._ops.
     if not share:
         # a difference, although torch declares that the operator draws random numbers
         assert "permutation" not in str(check(**{names[1]: torch.full((2, 3, 40), 1.5)}).reason)
+
+
+LOST_BITS = 13
+PLACES = "cuda.matmul:{},cudnn.conv:{}"
+
+
+@pytest.fixture(autouse=True)
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    if read_precision("cuda.matmul") is None:
+        pytest.skip("torch has one precision for all places")
+    monkeypatch.setattr(tf32, "KINDS", ("cpu",))
+
+
+def cut(tensor: Tensor) -> Tensor:
+    """Return the part of float32 values that tensor cores read: without the last bits."""
+    return (tensor.view(torch.int32) & -(1 << LOST_BITS)).view(torch.float32)
+
+
+def rounded(tensor: Tensor) -> Tensor:
+    return cut(tensor.view(torch.int32).add(1 << (LOST_BITS - 1)).view(torch.float32))
+
+
+def of_tf32(function: Callable[..., Tensor], how: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    return lambda *args: function(*(how(arg.clone()) for arg in args))
+
+
+def verdict(
+    function: Callable[..., Tensor], met: Callable[..., Tensor], args: tuple[Tensor, ...], allowed: str
+) -> ResultVerdict:
+    op = str(function) if isinstance(function, torch._ops.OpOverload) else None
+    with restored({"fp32_precision": PLACES.format(*allowed.split("/"))}):
+        return Reference(function, lambda: (args, {}), False, op).check(observe(met, (args, {}), False), Tolerance())
+
+
+def convolved(image: Tensor, kernel: Tensor) -> Tensor:
+    return aten.convolution.default(image, kernel, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+
+
+PRODUCTS = {
+    "a product": (aten.mm.default, (torch.randn(64, 256), torch.randn(256, 32)), "tf32/ieee"),
+    "a batch of products": (aten.bmm.default, (torch.randn(4, 16, 512), torch.randn(4, 512, 8)), "tf32/ieee"),
+    "a convolution": (convolved, (torch.randn(2, 16, 12, 12), torch.randn(8, 16, 3, 3)), "ieee/tf32"),
+    "a layer": (lambda x, w: (x @ w).relu().softmax(-1), (torch.randn(64, 128), torch.randn(128, 10)), "tf32/ieee"),
+}
+
+
+@pytest.mark.parametrize("how", [cut, rounded])
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_tf32_products_are_right_if_torch_allows_tf32(name: str, how: Callable[[Tensor], Tensor]) -> None:
+    function, args, allowed = PRODUCTS[name]
+    met = of_tf32(function, how)
+    assert verdict(function, met, args, allowed).right
+    # exact products are right too if eager used TF32
+    assert verdict(met, function, args, allowed).right
+    forbidden = "/".join(reversed(allowed.split("/")))
+    assert not verdict(function, met, args, forbidden).right
+    assert not verdict(function, met, args, "ieee/ieee").right
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_wrong_results_remain_wrong_with_tf32(name: str) -> None:
+    function, args, allowed = PRODUCTS[name]
+
+    def one_off(*tensors: Tensor) -> Tensor:
+        result = function(*tensors).clone()
+        result.view(-1)[7] += 0.1 * result.abs().max()
+        return result
+
+    assert not verdict(function, one_off, args, allowed).right
+    assert not verdict(function, lambda *tensors: function(*tensors) * 1.01, args, allowed).right
+
+
+def test_operators_without_products_require_full_precision() -> None:
+    args = (torch.randn(100), torch.randn(100))
+    assert not verdict(aten.add.Tensor, of_tf32(torch.add, cut), args, "tf32/tf32").right
+
+
+def test_cpu_has_no_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tf32, "KINDS", ("cuda",))
+    function, args, _ = PRODUCTS["a product"]
+    assert not verdict(function, of_tf32(function, rounded), args, "tf32/tf32").right

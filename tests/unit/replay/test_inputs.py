@@ -1,7 +1,5 @@
 """Generated arguments: they match the recorded ones, indices are valid, operators behave as on recorded ones."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -10,11 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from described_calls import HERE, described
 from foreign_data import operator_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from redrawn import drawn, fitted, read_again
+from redrawn import HERE, described, drawn, fitted, read_again
 from versions import is_removed
 
 from opgrip.replay.inputs.input_options import LONG_PIECE, RECORDED, with_values
@@ -53,7 +50,7 @@ def layouts(draw: st.DrawFn) -> torch.Tensor:
 
 
 @given(layouts())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_tensor_has_its_recorded_layout_and_values(tensor: torch.Tensor) -> None:
     (again,) = made(tensor)
     assert again.shape == tensor.shape
@@ -354,7 +351,6 @@ def test_constant_of_any_dtype_is_kept_exactly(dtype: torch.dtype, value: int) -
 
 
 @given(st.integers(65, 5000), st.floats(0.01, 0.99), st.floats(0, 0.99), st.integers(0, 9))
-@settings(deadline=None)
 def test_booleans_keep_their_count_and_number_of_runs(count: int, share: float, stay: float, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     # runs of equal values, longer the more likely an element equals the one before
@@ -366,7 +362,6 @@ def test_booleans_keep_their_count_and_number_of_runs(count: int, share: float, 
 
 
 @given(st.integers(20, 400), st.integers(2, 100), st.sampled_from([torch.bool, torch.int64, torch.float16]))
-@settings(deadline=None)
 def test_one_hot_rows_stay_one_hot_in_their_classes(rows: int, classes: int, dtype: torch.dtype) -> None:
     at = torch.randint(0, classes, (rows,), generator=torch.Generator().manual_seed(rows)) // 2
     at[0], at[-1] = 0, 1

@@ -1,7 +1,5 @@
 """Remote workers and machines that are lost, or that differ when a replay resumes."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -12,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from several_traces import small_trace
+from example_trace import small_trace
 
 from opgrip.errors import UserError
 from opgrip.replay.command.opreplay import main

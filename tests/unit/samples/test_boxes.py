@@ -1,15 +1,11 @@
 """Boxes and overlaps, compared with their original projects or with loops."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from implementations import Function, compare_with
 from optional import optional
 from torch import Tensor
@@ -20,10 +16,7 @@ from opgrip.samples.anchors.gen_base_anchors import gen_base_anchors
 from opgrip.samples.anchors.grid_anchors import grid_anchors
 from opgrip.samples.anchors.map_roi_levels import map_roi_levels
 from opgrip.samples.anchors.valid_flags import valid_flags
-from opgrip.samples.boxes.bbox_overlaps import bbox_overlaps
 from opgrip.samples.boxes.multiclass_nms import multiclass_nms
-from opgrip.samples.boxes.nms import nms
-from opgrip.samples.boxes.roi_align import roi_align
 
 SAMPLES = samples()
 Arguments = Callable[[], tuple[Any, ...]]
@@ -53,20 +46,8 @@ def mmdet_jaccard(first: Tensor, second: Tensor, crowd: bool = False) -> Tensor:
     return mmdet_overlaps(first, second, "iof" if crowd else "iou", False, 0.0)
 
 
-def mmdet_sides(*arguments: Any) -> tuple[Tensor, Tensor]:
-    return yolact().sanitize_coordinates(*arguments)
-
-
-def mmdet_crop(*arguments: Any) -> Tensor:
-    return yolact().crop_single(*arguments)
-
-
 def yolact() -> Any:
     return optional("mmdet.models.dense_heads").YOLACTProtonet(num_classes=1)
-
-
-def mmcv_nms(boxes: Tensor, scores: Tensor, threshold: float) -> Tensor:
-    return optional("mmcv.ops").nms(boxes, scores, threshold)[1]
 
 
 def mmdet_multiclass_nms(boxes: Tensor, scores: Tensor, low: float, overlap: float, _: int, limit: int) -> Any:
@@ -80,10 +61,6 @@ def mmdet_multiclass_nms(boxes: Tensor, scores: Tensor, low: float, overlap: flo
 
 def mmcv_roi_align(features: Tensor, rois: Tensor, size: int, scale: float, samples: int = 2) -> Tensor:
     return installed("mmcv.ops:roi_align")(features, rois, size, scale, samples, "avg", True)
-
-
-def gathered(src: Tensor, idx: Tensor) -> Tensor:
-    return src.gather(1, idx)
 
 
 def expanded(targets: Tensor, weights: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
@@ -193,17 +170,25 @@ CASES: list[tuple[str, Function, list[Arguments]]] = [
     ("bbox_expand", expanded, [of("bbox_expand", 40, 5), of("bbox_expand", 3, 2)]),
     (
         "sanitize_coordinates",
-        mmdet_sides,
+        lambda *arguments: yolact().sanitize_coordinates(*arguments),
         [sides(138), sides(138, 1), sides(100, 3, False), sides(7, 0, True)],
     ),
     (
         "crop",
-        mmdet_crop,
+        lambda *arguments: yolact().crop_single(*arguments),
         [of("crop", 6, 20), like(of("crop", 6, 20), 0), like(of("crop", 4, 11), 4), of("crop", 0, 5), whole_cells],
     ),
-    ("index2d", gathered, [of("index2d", 6, 9), lambda: (Draw().normal(3, 5, grad=True), torch.tensor([[4] * 5] * 3))]),
+    (
+        "index2d",
+        lambda src, idx: src.gather(1, idx),
+        [of("index2d", 6, 9), lambda: (Draw().normal(3, 5, grad=True), torch.tensor([[4] * 5] * 3))],
+    ),
     ("masks_to_boxes", hulls, [masks(8), masks(4, 0.01), masks(2, 1.0), masks(3, 0.0), masks(0)]),
-    ("nms", mmcv_nms, [of("nms", 5, 200, threshold) for threshold in (0.1, 0.5, 0.9)]),
+    (
+        "nms",
+        lambda *arguments: optional("mmcv.ops").nms(*arguments)[1],
+        [of("nms", 5, 200, threshold) for threshold in (0.1, 0.5, 0.9)],
+    ),
     ("multiclass_nms", mmdet_multiclass_nms, [of("multiclass_nms", 60, 4, 0.1, 10**6)]),
     ("roi_align", mmcv_roi_align, [pooled(7, 0.25, 2), pooled(3, 0.2, 1), pooled(4, 0.125, 3)]),
 ]
@@ -310,49 +295,6 @@ def test_dense_points_surround_the_centres() -> None:
         compute_locations((1, 1), 8, 3)
 
 
-def boxes(count: int, seed: int = 0, reach: float = 100.0) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    corner = torch.rand(count, 2, generator=generator, dtype=torch.float64) * reach
-    return torch.cat([corner, corner + 1 + torch.rand(count, 2, generator=generator) * reach / 2], dim=1)
-
-
-def overlap(first: list[float], second: list[float]) -> float:
-    width = min(first[2], second[2]) - max(first[0], second[0])
-    height = min(first[3], second[3]) - max(first[1], second[1])
-    shared = max(width, 0) * max(height, 0)
-    areas = [(box[2] - box[0]) * (box[3] - box[1]) for box in (first, second)]
-    return shared / (sum(areas) - shared)
-
-
-def test_overlaps_equal_those_of_a_loop() -> None:
-    first, second = boxes(20), boxes(15, seed=1)
-    expected = [[overlap(one, other) for other in second.tolist()] for one in first.tolist()]
-    torch.testing.assert_close(bbox_overlaps(first, second), torch.tensor(expected, dtype=torch.float64))
-
-
-def test_anchors_have_their_centres_areas_and_ratios() -> None:
-    base = gen_base_anchors(16, torch.tensor([8.0]), torch.tensor([0.5, 1.0, 2.0]), center_offset=0.5)
-    anchors = grid_anchors(base, (2, 3), (16, 16))
-    assert anchors.shape == (18, 4)
-    size = anchors[:, 2:] - anchors[:, :2]
-    torch.testing.assert_close(size.prod(dim=1), torch.full((18,), 128.0**2))
-    torch.testing.assert_close((size[:, 1] / size[:, 0])[:3], torch.tensor([0.5, 1.0, 2.0]))
-    centres = (anchors[::3, :2] + anchors[::3, 2:]) / 2
-    expected = torch.tensor([[8.0, 8], [24, 8], [40, 8], [8, 24], [24, 24], [40, 24]])
-    torch.testing.assert_close(centres, expected)
-
-
-@given(st.integers(0, 1000), st.floats(0.1, 0.9))
-@settings(deadline=None, max_examples=30)
-def test_suppression_keeps_the_boxes_that_a_loop_keeps(seed: int, threshold: float) -> None:
-    found, scores = boxes(25, seed, reach=40), torch.rand(25, generator=torch.Generator().manual_seed(seed))
-    kept: list[int] = []
-    for index in sorted(range(25), key=lambda index: -float(scores[index])):
-        if all(overlap(found[index].tolist(), found[other].tolist()) <= threshold for other in kept):
-            kept.append(index)
-    assert nms(found, scores, threshold).tolist() == kept
-
-
 def test_classes_do_not_suppress_each_other() -> None:
     same = torch.tensor([[0.0, 0, 10, 10]]).expand(2, 3, 4)
     scores = torch.tensor([[0.9, 0.8, 0.0], [0.7, 0.95, 0.0]])
@@ -373,33 +315,3 @@ def test_doubling_a_box_raises_its_level_by_one() -> None:
     sides = torch.tensor([1.0, 55, 57, 111, 113, 223, 225, 447, 449, 5000])
     squares = torch.stack([sides * 0, sides * 0, sides * 0, sides, sides], dim=1)
     assert map_roi_levels(squares, 4).tolist() == [0, 0, 0, 0, 1, 1, 2, 2, 3, 3]
-
-
-def sample(plane: torch.Tensor, y: float, x: float) -> float:
-    height, width = plane.shape
-    if not (-1 <= y <= height and -1 <= x <= width):
-        return 0.0
-    y, x = min(max(y, 0), height - 1), min(max(x, 0), width - 1)
-    top, left = int(y), int(x)
-    bottom, right = min(top + 1, height - 1), min(left + 1, width - 1)
-    down, across = y - top, x - left
-    upper = plane[top, left] * (1 - across) + plane[top, right] * across
-    lower = plane[bottom, left] * (1 - across) + plane[bottom, right] * across
-    return float(upper * (1 - down) + lower * down)
-
-
-def test_region_features_equal_those_of_a_loop() -> None:
-    features = torch.randn(2, 3, 9, 11, dtype=torch.float64)
-    rois = torch.tensor([[0.0, 3, 5, 30, 33], [1, -9, -4, 12, 60], [1, 20, 10, 90, 41]], dtype=torch.float64)
-    size, scale, samples = 4, 0.25, 2
-    expected = torch.zeros(3, 3, size, size, dtype=torch.float64)
-    for box, (image, x1, y1, x2, y2) in enumerate(rois.tolist()):
-        left, top = x1 * scale - 0.5, y1 * scale - 0.5
-        step_x, step_y = ((x2 - x1) * scale / (size * samples), (y2 - y1) * scale / (size * samples))
-        for channel in range(3):
-            plane = features[int(image), channel]
-            for row in range(size * samples):
-                for column in range(size * samples):
-                    value = sample(plane, top + (row + 0.5) * step_y, left + (column + 0.5) * step_x)
-                    expected[box, channel, row // samples, column // samples] += value / samples**2
-    torch.testing.assert_close(roi_align(features, rois, size, scale, samples), expected)

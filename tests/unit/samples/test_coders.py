@@ -1,7 +1,5 @@
 """Coders, assigners and samplers of boxes, compared with their originals."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
@@ -15,20 +13,15 @@ from optional import optional
 from torch import Tensor
 
 from opgrip.samples import Draw, samples
-from opgrip.samples.assigners.assign_wrt_overlaps import assign_wrt_overlaps
 from opgrip.samples.assigners.fcos_matcher import fcos_matcher
-from opgrip.samples.assigners.get_target_single import get_target_single
 from opgrip.samples.assigners.hungarian_assign import hungarian_assign
 from opgrip.samples.assigners.priors import grid_boxes, grid_points
-from opgrip.samples.assigners.random_sampler import random_sampler
 from opgrip.samples.coders.bbox2delta import bbox2delta
 from opgrip.samples.coders.bbox2offset import bbox2offset
 from opgrip.samples.coders.bbox2tblr import bbox2tblr
-from opgrip.samples.coders.bucket2bbox import bucket2bbox
 from opgrip.samples.coders.decode import decode
 from opgrip.samples.coders.delta2bbox import delta2bbox
 from opgrip.samples.coders.encode import encode
-from opgrip.samples.coders.generate_buckets import generate_buckets
 from opgrip.samples.coders.legacy_bbox2delta import legacy_bbox2delta
 from opgrip.samples.coders.legacy_delta2bbox import legacy_delta2bbox
 from opgrip.samples.coders.offset2bbox import offset2bbox
@@ -230,20 +223,6 @@ def test_decoding_inverts_encoding(there_and_back: Callable[[Tensor, Tensor], Te
     boxes = draw.boxes(50)
     gt = draw.near(boxes, 0.3)
     torch.testing.assert_close(there_and_back(boxes, gt), gt, rtol=1e-4, atol=1e-3)
-
-
-def test_edge_is_found_in_its_bucket() -> None:
-    boxes = torch.tensor([[0.0, 0.0, 140.0, 280.0]])
-    width, height, left, _, _, bottom = generate_buckets(boxes, 14)
-    assert (width.item(), height.item()) == (10, 20)
-    assert left.tolist() == [[5, 15, 25, 35, 45, 55, 65]]
-    assert bottom.tolist() == [[270, 250, 230, 210, 190, 170, 150]]
-    scores, offsets = torch.full((1, 28), -50.0), torch.zeros(1, 28)
-    scores[0, [2, 7 + 1, 14 + 0, 21 + 6]] = 50.0
-    offsets[0, [2, 7 + 1]] = torch.tensor([0.5, -0.5])
-    found, sureness = bucket2bbox(boxes, scores, offsets, 14)
-    torch.testing.assert_close(found, torch.tensor([[20.0, 10, 130, 150]]))
-    assert sureness.tolist() == [1.0]
 
 
 def instances(**tensors: Tensor) -> Any:
@@ -483,38 +462,3 @@ def test_smallest_truth_is_the_one_with_the_fewest_pixels() -> None:
     both = int(torch.nonzero((points == 12).all(dim=1)))
     assert labels[both] == 2
     torch.testing.assert_close(targets[both], torch.tensor([6, 6, 14, 14.1]))
-
-
-def test_boxes_are_assigned_to_the_truth_with_the_largest_overlap() -> None:
-    labels = torch.tensor([7, 9])
-
-    def assigned(rows: list[list[float]], **options: Any) -> list[int]:
-        return assign_wrt_overlaps(torch.tensor(rows).T, labels, 0.7, 0.3, **options).gt_inds.tolist()
-
-    assert assigned([[0.8, 0.1], [0.4, 0.35], [0.1, 0.2], [0.75, 0.9], [0, 0]], match_low_quality=False) == [
-        1,
-        -1,
-        0,
-        2,
-        0,
-    ]
-    assert assigned([[0.4, 0.0], [0.2, 0.0], [0.35, 0.1]], min_pos_iou=0.1) == [1, 0, 2]
-    # a box at the upper threshold is positive; one at the lower threshold is ignored
-    assert assigned([[0.7, 0.0]], match_low_quality=False) == [1]
-    assert assigned([[0.3, 0.0]], match_low_quality=False) == [-1]
-    # a ground-truth box without enough overlap is not matched
-    assert assigned([[0.1, 0.0], [0.0, 0.0]], min_pos_iou=0.05) == [1, 0]
-    result = assign_wrt_overlaps(torch.tensor([[0.8, 0.1, 0.0], [0.1, 0.9, 0.0]]), labels, 0.7, 0.3, 0.5)
-    assert result.labels.tolist() == [7, 9, -1]
-    assert assign_wrt_overlaps(torch.zeros(0, 3), labels[:0], 0.7, 0.3).gt_inds.tolist() == [0, 0, 0]
-
-
-def test_added_ground_truth_is_a_positive() -> None:
-    gt, labels = Draw(0).boxes(2), torch.tensor([4, 6])
-    chosen = random_sampler(torch.tensor([0, 0, 1]), Draw(1).boxes(3), gt, labels, 40, 0.5)
-    assert chosen.pos_inds.tolist() == [0, 1, 4]
-    assert chosen.pos_gt_labels.tolist() == [4, 6, 4]
-    torch.testing.assert_close(chosen.pos_priors[:2], gt)
-    targets = get_target_single(*chosen[2:], num_classes=80)
-    assert targets[0].tolist() == [4, 6, 4, 80, 80]
-    assert targets[2][:2].abs().max() == 0

@@ -1,7 +1,5 @@
 """Arguments of operators: their round trip through a file, and live ones made from untrusted specs only."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import json
@@ -14,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from opgrip.traces import UserError
@@ -135,14 +133,12 @@ def exactly(value: object) -> object:
 
 
 @given(arguments)
-@settings(max_examples=50, deadline=None)
 def test_any_argument_survives_encoding_and_decoding(value: object) -> None:
     text = json.dumps(encode(value), allow_nan=False)
     assert exactly(decode(json.loads(text))) == exactly(value)
 
 
 @given(arguments)
-@settings(max_examples=50, deadline=None)
 def test_leaves_are_found_and_replaced_in_order(value: object) -> None:
     found = list(leaves(value))
     met: list[object] = []

@@ -1,7 +1,5 @@
 """Value models: drawn values cost, sort, index and overlap like the recorded ones, also in pieces of large tensors."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from dataclasses import replace
@@ -33,7 +31,6 @@ WIDE = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
 
 @given(st.floats(-1e3, 1e3), st.floats(0.01, 1e3), st.floats(0, 0.8), st.integers(0, 9))
-@settings(deadline=None, max_examples=30)
 def test_fit_of_drawn_floats_equals_the_model(mean: float, std: float, zeros: float, seed: int) -> None:
     generator = seeded(seed)
     tensor = torch.randn(5000, generator=generator, dtype=torch.float64) * std + mean
@@ -135,7 +132,6 @@ def test_similar_neighbours_stay_similar() -> None:
 
 
 @given(st.integers(65, 3000), st.integers(1, 3000), st.sampled_from([torch.float32, torch.float64]))
-@settings(deadline=None, max_examples=30)
 def test_requested_number_of_distinct_floats_is_drawn(count: int, kinds: int, dtype: torch.dtype) -> None:
     kinds = min(kinds, count)
     model = Floats(0.0, 1.0, -4.0, 4.0, 0.0, 0.0, 0.0, 0.0, distinct=kinds)
@@ -215,7 +211,7 @@ def kept(boxes: torch.Tensor, scores: torch.Tensor, threshold: float, offset: in
 
 
 @given(st.integers(17, 400), st.floats(0, 1), st.floats(1, 2000), st.booleans(), st.floats(0, 90_000))
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 def test_suppression_keeps_the_recorded_number_at_any_sizes(
     count: int, share: float, sides: float, whole: bool, away: float
 ) -> None:
@@ -261,7 +257,6 @@ TOP = torch.iinfo(torch.int64).max
 
 
 @given(st.integers(66, 5000), st.integers(-1000, 1000), st.integers(2, 100_000), st.floats(0.2, 4), st.integers(0, 9))
-@settings(deadline=None, max_examples=30)
 def test_fit_of_drawn_integers_equals_the_model(count: int, low: int, width: int, bend: float, seed: int) -> None:
     tensor = (torch.rand(count, generator=seeded(seed)).double().pow(bend) * width).long() + low
     # neither constant nor sorted
@@ -341,7 +336,6 @@ def test_integers_have_the_given_total() -> None:
     st.integers(2, 200),
     st.integers(66, 3000),
 )
-@settings(deadline=None, max_examples=30)
 def test_progression_is_kept_exactly(start: int, step: int, repeats: int, period: int, count: int) -> None:
     tensor = start + step * (torch.arange(count) // repeats % period)
     if count <= repeats:
@@ -373,7 +367,6 @@ def test_largest_integers_can_be_drawn() -> None:
 
 
 @given(st.integers(66, 3000), st.integers(-100, 100), st.integers(0, 9))
-@settings(deadline=None, max_examples=30)
 def test_permutation_stays_a_permutation(count: int, low: int, seed: int) -> None:
     tensor = torch.randperm(count, generator=seeded(seed + 2)) + low
     again = drawn(fitted(tensor, Permutation), tensor)
@@ -388,7 +381,6 @@ def test_permutation_stays_a_permutation(count: int, low: int, seed: int) -> Non
     st.lists(st.integers(0, 10), min_size=66, max_size=900).filter(lambda lengths: len({*lengths[1:-1]}) > 1),
     st.integers(-99, 99),
 )
-@settings(deadline=None, max_examples=30)
 def test_offsets_keep_their_ends_and_lengths(lengths: list[int], first: int) -> None:
     tensor = torch.tensor([first, *lengths]).cumsum(0)
     if type(fit(tensor)) is Progression:

@@ -1,7 +1,5 @@
 """Runs that opreplay stores: facts about their machine, lookup and merging."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Several traces in one table, the verb that prints it, and the distilled set of few cases that represent them."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -12,12 +10,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from example_trace import write
+from example_trace import small_trace, write
 from made_runs import HEADER, make_row
 from optional import needs
 from pages import in_browser, opened
 from programs import SHIPPED_TRACES, refusal, run_command, succeed, train_tiny_net
-from several_traces import small_trace
 
 from opgrip.capture import Capture
 from opgrip.errors import UserError

@@ -1,7 +1,5 @@
 """Tests of reading torch.profiler traces, compared with captures, and of joining graph launches with their capture."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections import Counter

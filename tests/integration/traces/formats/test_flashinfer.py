@@ -1,7 +1,5 @@
 """Tests of reading FlashInfer-Bench's definitions and workloads as traces, and of writing traces as such."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -19,8 +17,7 @@ from opgrip.replay import replay
 from opgrip.traces import Trace, TraceReader, load
 from opgrip.traces.io.foreign_files import Losses, format_of, formats
 from opgrip.traces.io.tensor_file import read_foreign_tensor, write_foreign_tensors
-from opgrip.traces.schema.arguments import TensorSpec, leaves
-from opgrip.traces.schema.records import Signature
+from opgrip.traces.schema.arguments import TensorSpec, leaves, tensors
 from opgrip.traces.values import fit
 
 GEMM = {
@@ -225,16 +222,12 @@ def test_sol_execbench_kernels_are_calls_of_their_references(tmp_path: Path, par
     trace = load(path, reader=reader)
     assert trace.calls["op"].tolist() == ["aten.index_add.default"] * 2
     assert trace.calls["function"].tolist() == ["moe_combine"] * 2
-    assert [[leaf.shape for leaf in tensors_of(item)] for item in trace.signatures] == [
+    assert [[spec.shape for spec in tensors(item.args)] for item in trace.signatures] == [
         [(2, 8), (6,), (6, 8)],
         [(5, 8), (15,), (15, 8)],
     ]
     assert any("not run" in text for text in reader.losses.defaults)
     assert {row.status for row in replay(path, device="cpu", iterations=1)} == {"ok"}
-
-
-def tensors_of(signature: Signature) -> list[TensorSpec]:
-    return [leaf for leaf in leaves(signature.args) if isinstance(leaf, TensorSpec)]
 
 
 def test_folder_of_sol_execbench_kernels_is_read_completely(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """Tests of reading ONNX models: exported by torch, and single nodes compared with onnx's own evaluation."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Sequence

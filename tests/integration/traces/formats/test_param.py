@@ -1,7 +1,5 @@
 """Reading PARAM's operator configurations as traces, with their ranges, and writing traces as such."""
 
-from __future__ import annotations
-
 import json
 import random
 from itertools import product

@@ -1,7 +1,5 @@
 """Launches of tritonparse and lists of aiter, read as traces, and lists of problems for tuners of kernels."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Ranks of a program: merged traces, clocks, and which rank waits for which."""
 
-from __future__ import annotations
-
 import json
 import sys
 import tracemalloc
@@ -9,12 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from example_trace import SPEC, write
-from hypothesis import HealthCheck, given, settings
+from example_trace import SPEC, small_trace, write
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_ranks import VECTOR, make_rank
 from programs import refusal, run_command, succeed, train_tiny_net
-from several_traces import small_trace
 
 from opgrip.errors import UserError
 from opgrip.traces import load
@@ -328,7 +325,7 @@ def parts(draw: st.DrawFn) -> list[Record]:
     return [*records, End(ended, ended, 100)]
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15)
 @given(processes=st.lists(parts(), min_size=1, max_size=3))
 def test_merged_trace_has_the_facts_of_each_process(processes: list[list[Record]], tmp_path: Path) -> None:
     paths = [write(tmp_path / f"{place}.jsonl", records) for place, records in enumerate(processes)]

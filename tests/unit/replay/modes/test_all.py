@@ -1,7 +1,5 @@
 """Correctness of every mode."""
 
-from __future__ import annotations
-
 import re
 from time import perf_counter_ns
 

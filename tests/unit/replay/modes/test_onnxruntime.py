@@ -1,7 +1,5 @@
 """ONNX Runtime's providers for a GPU. No GPU is needed: the tests check the requested providers, not their work."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Behaviour specific to TVM."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Behaviour specific to XLA and to TensorFlow, which runs it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -10,7 +10,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from made_runs import HEADER, make_row, make_run
 from programs import run_command, succeed
@@ -158,7 +158,6 @@ def test_groups_combine_their_cases() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(-1, 1), st.floats(1e-6, 0.1)), min_size=1, max_size=30))
-@settings(deadline=None)
 def test_swapping_base_and_new_mirrors_the_verdict(pairs: list[tuple[float, float]]) -> None:
     there = [Difference(ratio, variance, 8.0, 5, 5) for ratio, variance in pairs]
     back = [replace(item, log_ratio=-item.log_ratio) for item in there]

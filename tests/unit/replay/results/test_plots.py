@@ -102,11 +102,6 @@ def test_each_plot_kind_shows_its_data_and_is_reproducible(kind: str) -> None:
     assert svg == picture(kind)
 
 
-def widths_of_bars(figure: Any) -> list[float]:
-    """Return the widths of a figure's bars in order."""
-    return [float(bar.get_width()) for bar in figure.axes[0].patches]
-
-
 def test_operators_plot_adds_up_calls_of_the_first_variant() -> None:
     rows = [
         row(number, 10.0 / threads, op=f"aten.{name}", count=3, threads=threads, captured_us=7.0)
@@ -115,7 +110,7 @@ def test_operators_plot_adds_up_calls_of_the_first_variant() -> None:
     ]
     figure = Results(rows, {}).plot("operators", title="t")
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["aten.a", "aten.b"]
-    assert widths_of_bars(figure) == [42.0, 21.0, 60.0, 30.0]
+    assert [bar.get_width() for bar in figure.axes[0].patches] == [42.0, 21.0, 60.0, 30.0]
 
 
 def test_samples_are_plotted_over_the_size_of_their_arguments() -> None:

@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 
 import pyarrow
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from made_runs import HEADER, make_row, make_run
 from pyarrow import parquet
@@ -163,7 +163,6 @@ def test_malformed_document_is_reported_in_one_line(document: str, tmp_path: Pat
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     column=st.sampled_from(
         ("op", "key", "shapes", "count", "median_us", "times_us", "repeats", "weights", "status", "case")

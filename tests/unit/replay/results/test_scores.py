@@ -88,7 +88,7 @@ def test_case_that_is_not_ok_is_charged_and_the_score_is_partial(status: str) ->
 
 
 @given(speed=st.floats(0.05, 20.0), number=st.integers(0, 2))
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 def test_fewer_supported_cases_never_improve_the_score(speed: float, number: int) -> None:
     whole = only(made_zoo(1 / speed), made_zoo())
     less = only(changed(made_zoo(1 / speed), "b.predict", number, status=UNSUPPORTED, median_us=None), made_zoo())
@@ -362,7 +362,6 @@ def test_results_of_one_trace_have_no_score(tmp_path: Path) -> None:
 
 
 NAMES = ("a.predict", "b.predict")
-
 
 HERE = {"machine": "vm", "processor": "a slow processor", "threads": 2}
 

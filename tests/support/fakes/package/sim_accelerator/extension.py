@@ -1,7 +1,5 @@
 """C++ extension of the device, and its build."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from functools import cache

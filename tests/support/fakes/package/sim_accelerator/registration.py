@@ -1,7 +1,5 @@
 """Registration of the device, which torch calls when it is imported."""
 
-from __future__ import annotations
-
 import torch
 
 from sim_accelerator.extension import is_built, load_extension
