@@ -213,8 +213,12 @@ def tiny_trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def detector_trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the trace of one step of the built-in detector, captured by opcapture."""
-    path = tmp_path_factory.mktemp("traces") / "detector.jsonl"
-    succeed("opcapture", "--input-size", "96", "--batch-size", "1", "--warmup", "1", "--steps", "1", "-o", path)
+    folder = tmp_path_factory.getbasetemp()
+    # one process captures it for all
+    path = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "detector.jsonl"
+    with _locked(Path(__file__).with_name("support"), fcntl.LOCK_EX):
+        if not path.exists():
+            succeed("opcapture", "--input-size", "96", "--batch-size", "1", "--warmup", "1", "--steps", "1", "-o", path)
     return path
 
 

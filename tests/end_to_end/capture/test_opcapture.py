@@ -178,6 +178,7 @@ def test_debug_shows_the_traceback(folder: Path) -> None:
     assert "in failing" in error
 
 
+@pytest.mark.slow
 def test_ctrl_c_closes_the_trace_and_exits_with_130(folder: Path) -> None:
     program = Path(sys.executable).parent / "opcapture"
     command = [str(program), "--model", "nets.py:hangs", "--warmup", "0", "-o", "t.jsonl"]

@@ -267,6 +267,7 @@ assert [os.pread(file, 99, 0) for file in files] == [b"own"] * 20
 """
 
 
+@pytest.mark.slow
 def test_capture_leaves_files_alone_that_got_its_closed_descriptors(tmp_path: Path) -> None:
     done = run_python("-c", CLOSES_DESCRIPTORS, cwd=tmp_path, env=environment(tmp_path), fresh=True)
     assert (done.returncode, done.stderr) == (0, "")

@@ -72,6 +72,7 @@ for _ in range(int(sys.argv[1])):
 """
 
 
+@pytest.mark.slow
 def test_recording_of_a_short_script_imports_no_slow_modules(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text(SHORT, encoding="utf-8")
     alone = run_python("a.py", 50, cwd=tmp_path, fresh=True)

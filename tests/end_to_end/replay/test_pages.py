@@ -122,9 +122,8 @@ for fresh in (0, size, 0, size // 2, size, 2 * size):
 
 
 @on_glibc
-@pytest.mark.parametrize(
-    "before", ["", pytest.param("torch.use_deterministic_algorithms(True)\n", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("before", ["", "torch.use_deterministic_algorithms(True)\n"])
 def test_requested_share_of_memory_is_new(before: str) -> None:
     program = ARRANGED.replace("    besides = torch.ones(size // 4)\n", "").replace("size, kept", before + "size, kept")
     done = run_python("-c", program, fresh=True)

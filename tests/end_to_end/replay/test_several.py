@@ -230,6 +230,7 @@ def test_append_adds_rows_with_the_facts_of_their_traces(tmp_path: Path) -> None
     assert whole.header["trace_hash"] not in (first.header["trace_hash"], second.header["trace_hash"])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*not replayed:UserWarning")
 def test_append_refuses_rows_that_exist(tmp_path: Path) -> None:
     output = tmp_path / "r.json"

@@ -85,6 +85,7 @@ print(len(graphs), torch._dynamo.eval_frame._stance.stance)
 """
 
 
+@pytest.mark.slow
 def test_compiler_that_is_loaded_in_a_capture_runs_operators_until_its_end(tmp_path: Path) -> None:
     (tmp_path / "late.py").write_text(COMPILES_LATE, encoding="utf-8")
     done = run_python("late.py", cwd=tmp_path, status=0, fresh=True)

@@ -123,12 +123,14 @@ def test_usage_error_is_reported_in_one_line(tmp_path: Path, model: str, options
     assert not (tmp_path / "x.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_large_shapes_have_about_a_million_elements(tmp_path: Path) -> None:
     trace = capture("opinfo:add", tmp_path / "add.jsonl", shapes="large", per_dtype=1)
     sizes = [spec.extent // spec.dtype.itemsize for args in specs_of(trace, "aten.add.Tensor") for spec in args]
     assert LARGE_ELEMENTS / 4 < max(sizes) < LARGE_ELEMENTS * 4
 
 
+@pytest.mark.slow
 def test_operators_run_with_the_shapes_of_a_trace(tmp_path: Path) -> None:
     path = tmp_path / "tiny.jsonl"
     train_tiny_net(path)
@@ -141,6 +143,7 @@ def test_operators_run_with_the_shapes_of_a_trace(tmp_path: Path) -> None:
         capture("opinfo:bucketize", tmp_path / "none.jsonl", shapes_from=path)
 
 
+@pytest.mark.slow
 def test_custom_operators_run_and_those_without_samples_are_listed(tmp_path: Path) -> None:
     (tmp_path / "own_ops.py").write_text(CUSTOM.format(name="own_ops"))
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}

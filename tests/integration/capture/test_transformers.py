@@ -31,14 +31,9 @@ def options(run: str, **others: object) -> ModelOptions:
     return ModelOptions(run=run, cfg_options=SMALL, batch_size=2, sequence_length=12, **others)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "run"),
-    [
-        ("decoder", "predict"),
-        ("encoder-decoder", "loss"),
-        ("decoder", "train"),
-        *(pytest.param(kind, "train", marks=pytest.mark.slow) for kind in KINDS if kind != "decoder"),
-    ],
+    ("kind", "run"), [("decoder", "predict"), ("encoder-decoder", "loss"), *((kind, "train") for kind in KINDS)]
 )
 def test_models_of_all_kinds_run(kind: str, run: str) -> None:
     torch.manual_seed(0)
@@ -51,6 +46,7 @@ def test_models_of_all_kinds_run(kind: str, run: str) -> None:
     assert all(output.isfinite().all() for output in outputs if output.is_floating_point())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "t5"])
 def test_text_is_generated_token_by_token(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)

@@ -480,6 +480,7 @@ def test_mean_over_traces_counts_each_model_alike(trace: Path) -> None:
     assert mean.error == pytest.approx((2 * 0.015**2 + 0.03**2) ** 0.5 / 2)
 
 
+@pytest.mark.slow
 def test_results_follow_the_schema(trace: Path, tmp_path: Path) -> None:
     with Capture(tmp_path / "serve.jsonl"), torch.profiler.record_function("decode"):
         torch.softmax(torch.randn(8, 64), -1)

@@ -187,6 +187,7 @@ def test_file_to_begin_with_lists_the_tensors_and_is_right(trace: Path, tmp_path
     assert "no module 1.9 is recorded" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.alone
 def test_command_holds_a_class_to_a_gate_and_writes_the_judgement(trace: Path, tmp_path: Path) -> None:
     (tmp_path / "kernels.py").write_text(KERNELS, encoding="utf-8")

@@ -415,6 +415,7 @@ HELD_OUT = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", HELD_OUT)
 def test_cheat_of_the_benchmark_is_wrong(trace: Path, name: str) -> None:
@@ -424,12 +425,14 @@ def test_cheat_of_the_benchmark_is_wrong(trace: Path, name: str) -> None:
     assert reason in str(row.error)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_random_numbers_of_an_honest_candidate_do_not_depend_on_the_values(trace: Path) -> None:
     row = row_of(trace, "dropout_with_own_mask", DROPOUT, file=str(FOLDER / "cheats.py"))
     assert row.error is None
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_random_numbers_of_the_same_generator_are_not_those_of_an_earlier_run(trace: Path, tmp_path: Path) -> None:
     (tmp_path / "drawing.py").write_text("from torch import randn", encoding="utf-8")

@@ -284,6 +284,7 @@ def test_forward_backward_and_optimizer_are_separate_units(tmp_path: Path) -> No
     assert {case.phase for case in cases} == {"forward", "backward", "optimizer"}
 
 
+@pytest.mark.slow
 def test_every_unit_of_a_training_step_runs(tiny_trace: Path) -> None:
     for unit in (MODULE, FUNCTION):
         for case in make_units(load(tiny_trace), Selection(), unit):

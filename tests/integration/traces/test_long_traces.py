@@ -240,6 +240,7 @@ print(peak_mb() - imports_mb)
     assert peaks_mb[1] < 310
 
 
+@pytest.mark.slow
 def test_cases_of_a_long_trace_count_all_calls_of_observed_signatures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -335,6 +336,7 @@ def test_part_has_only_the_records_that_its_calls_use(tiny_trace: Path, tmp_path
     assert all(item in whole.signatures for item in part.signatures)
 
 
+@pytest.mark.slow
 def test_cut_edges_are_counted_and_producers_can_be_added(tmp_path: Path) -> None:
     part = TracePart(modules=("roi_head*",), steps=(0, 1))
     cut = trim(SHIPPED_TRACES[0], tmp_path / "cut.jsonl", part)

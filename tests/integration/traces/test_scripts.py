@@ -277,6 +277,7 @@ def test_module_is_exported_as_one_function(
         assert script["compare"](list(results), [result + 1 for result in results]) is False
 
 
+@pytest.mark.slow
 def test_exported_module_is_compiled_by_its_file(branch_trace: Path, tmp_path: Path) -> None:
     words = ("branch", "--unit", "module", "--mode", "compile:aot_eager", "-o", "repro.py")
     done = succeed("opgrip", "trace", "export-case", branch_trace, *words, cwd=tmp_path)

@@ -39,6 +39,7 @@ def findings(path: Path) -> list[tuple[int, str, str]]:
     return [(item.record, item.kind, item.message) for item in validate(path).findings]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", SHIPPED_TRACES, ids=lambda path: path.name)
 def test_shipped_traces_are_valid(path: Path) -> None:
     validation = validate(path)

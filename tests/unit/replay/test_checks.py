@@ -345,7 +345,7 @@ RANDOM: dict[str, tuple[Any, tuple[Any, ...], list[Callable[[Tensor], Tensor]]]]
 }
 
 
-@pytest.mark.parametrize("name", slow_except(["few", "bernoulli", "native_dropout", "noise"], RANDOM))
+@pytest.mark.parametrize("name", slow_except(["few"], RANDOM))
 def test_random_results_are_compared_by_their_distribution(name: str) -> None:
     function, args, errors = RANDOM[name]
     state = torch.get_rng_state()
@@ -366,6 +366,7 @@ def test_random_results_are_compared_by_their_distribution(name: str) -> None:
     assert not judge.check(planted, Tolerance()).right
 
 
+@pytest.mark.slow
 def test_dropout_that_rounds_otherwise_is_right() -> None:
     numbers = drawn(300, 1000)
     judge = reference(aten.native_dropout.default, numbers, 0.25, True)

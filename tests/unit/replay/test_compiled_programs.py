@@ -200,12 +200,14 @@ def test_every_breaking_function_gets_a_correct_status() -> None:
     check(rows_under(*QUICK), list(BREAKING))
 
 
+@pytest.mark.slow
 def test_program_that_freezes_values_is_refused(quick_rows: pd.DataFrame) -> None:
     jit = quick_rows[quick_rows["mode"] == "jit"].set_index("op")
     assert set(jit.loc[list(FROZEN)]["status"]) == {"unsupported"}
     assert jit.loc["branch_on_a_value"]["note"] == "scripted"
 
 
+@pytest.mark.slow
 def test_function_that_dynamo_leaves_to_eager_is_not_called_compiled(quick_rows: pd.DataFrame) -> None:
     rows = quick_rows[quick_rows["mode"] == "compile:aot_eager"].set_index("op")
     assert "dynamo compiled no part of it" in rows.loc["unique_values"]["error"]

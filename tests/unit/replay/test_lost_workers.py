@@ -353,6 +353,7 @@ def kept(output: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())} if folder.exists() else {}
 
 
+@pytest.mark.slow
 def test_lost_engine_ends_the_run_and_resume_continues_it(
     run: Any, output: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

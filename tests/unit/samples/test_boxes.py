@@ -194,6 +194,7 @@ CASES: list[tuple[str, Function, list[Arguments]]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "expected", "make"),
     [
@@ -253,6 +254,7 @@ def rois(count: int) -> torch.Tensor:
     return torch.cat([torch.zeros(count, 1), Draw().boxes(count, smallest=2.0)], dim=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("original", "ours", "arguments"),
     [

@@ -73,6 +73,7 @@ CONFIGURATIONS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "configuration"), CONFIGURATIONS)
 def test_coder_equals_that_of_mmdetection(name: str, configuration: str) -> None:
     optional("mmdet")
@@ -122,6 +123,7 @@ OPTIONS: list[tuple[str, Callable[[Draw], tuple[Any, ...]], dict[str, Any], dict
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "make", "options", "theirs"), OPTIONS)
 def test_options_behave_as_in_mmdetection(
     name: str, make: Callable[[Draw], tuple[Any, ...]], options: dict[str, Any], theirs: dict[str, Any] | None
@@ -319,6 +321,7 @@ ASSIGNER_CONFIGURATIONS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "configuration"), ASSIGNER_CONFIGURATIONS)
 def test_assignment_equals_that_of_mmdetection(name: str, configuration: str) -> None:
     optional("mmdet")
@@ -389,6 +392,7 @@ ASSIGNER_OPTIONS: list[tuple[str, Callable[[Draw], tuple[Any, ...]], dict[str, A
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "make", "options"), ASSIGNER_OPTIONS)
 def test_options_of_assigners_behave_as_in_mmdetection(
     name: str, make: Callable[[Draw], tuple[Any, ...]], options: dict[str, Any]
@@ -398,6 +402,7 @@ def test_options_of_assigners_behave_as_in_mmdetection(
     compare_with(partial(ASSIGNER_ORIGINALS[name], **options), ours, lambda: make(Draw(1)), 1e-5, 1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objects", [(5, 3), (1,), (0, 4), (120, 0)])
 def test_sets_are_matched_as_in_transformers(objects: tuple[int, ...]) -> None:
     loss = optional("transformers.loss.loss_for_object_detection")

@@ -152,6 +152,7 @@ LIKE_THE_ORIGINAL: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "sizes"), LIKE_THE_ORIGINAL)
 def test_layer_equals_its_original(name: str, sizes: dict[str, Any]) -> None:
     sample = samples()[name]
@@ -468,6 +469,7 @@ SIZES: dict[str, list[dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_function_equals_that_of_transformers(name: str) -> None:
     sample = samples()[name]
@@ -512,6 +514,7 @@ def beams(*state: Any) -> tuple[Any, ...]:
     return running[0], running[1], origin, kept[0], kept[1], kept[3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize("seed", range(4))
 def test_beam_search_step_equals_that_of_transformers(seed: int, early: bool) -> None:

@@ -142,6 +142,7 @@ def ours(expected: Callable[..., Any]) -> Callable[..., Any]:
     return samples()[expected.__name__].function
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("original", "make"), listed(ORIGINALS))
 def test_loss_equals_its_original(original: Callable[..., Any], make: Maker) -> None:
     compare_with(original, ours(original), lambda: make(Draw(1)), 1e-5, 1e-6)
@@ -387,6 +388,7 @@ def mmdet(module: str, name: str) -> Any:
     return getattr(optional(f"mmdet.models.losses.{module}"), name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", BY_CASE)
 def test_loss_equals_that_of_mmdet(case: Case) -> None:
     original, ours = mmdet(case.module, case.name), samples()[case.name].function
@@ -400,6 +402,7 @@ def weighed(width: int) -> Arguments:
     return Draw(7).normal(30, 5, grad=True), Draw(8).uniform(30, width) if width else None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("project", ["mmdet", "mmseg"])
 def test_weights_and_reductions_equal_those_of_openmmlab(project: str) -> None:
     original = optional(f"{project}.models.losses.utils").weight_reduce_loss
@@ -409,6 +412,7 @@ def test_weights_and_reductions_equal_those_of_openmmlab(project: str) -> None:
         compare_with(partial(original, **options), partial(weight_reduce_loss, **options), make, 1e-5, 1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("topk", [1, 3, (1,), (1, 5)])
 @pytest.mark.parametrize("thresh", [None, 1.0])
 @pytest.mark.parametrize("count", [50, 1, 0])
@@ -419,6 +423,7 @@ def test_accuracy_equals_that_of_mmdet(topk: int | tuple[int, ...], thresh: floa
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("positives", [0, 1, 30])
 @pytest.mark.parametrize("momentum", [0.0, 0.7])
 @pytest.mark.parametrize("reduction", ["mean", "none"])
@@ -441,6 +446,7 @@ def test_harmonized_loss_equals_that_of_mmdet(positives: int, momentum: float, r
         assert bool(counts.any()) == bool(positives)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sigmoid", [True, False])
 @pytest.mark.parametrize("per_class", [True, False])
 @pytest.mark.parametrize(("k", "bias", "avg_factor"), [(1.0, 0.2, None), (2.0, 0.0, 13.0)])
@@ -462,6 +468,7 @@ def test_classification_aware_loss_equals_that_of_mmdet(
     compare_with(original, partial(carl_loss, beta=0.5, **options), arguments, 1e-5, 1e-5)
 
 
+@pytest.mark.slow
 def test_losses_are_added_up_as_in_mmengine() -> None:
     model = optional("mmengine.model").BaseModel
 
@@ -480,6 +487,7 @@ def test_losses_are_added_up_as_in_mmengine() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objects", [7, 1, 0])
 @pytest.mark.parametrize("no_object", [0.1, 0.4])
 def test_set_loss_equals_that_of_transformers(objects: int, no_object: float) -> None:

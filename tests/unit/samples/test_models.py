@@ -269,6 +269,7 @@ def test_every_configuration_repeats_and_has_gradients_and_tags(sample: Sample, 
     assert source_tags(sample.function) & OF_SOURCE == declared & OF_SOURCE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sample", [pytest.param(sample, id=sample.name) for sample in SAMPLES if sample.has_jax()])
 def test_jax_returns_the_same_results(sample: Sample) -> None:
     optional("jax")

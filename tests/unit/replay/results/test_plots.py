@@ -230,6 +230,7 @@ def saved(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_plot_command_writes_images(saved: Path) -> None:
     for suffix in ("png", "svg"):
         done = run_command("opgrip", "plot", "one.json", "--kind", "modes", "-o", f"m.{suffix}", cwd=saved)
@@ -301,6 +302,7 @@ def test_invalid_grouping_and_empty_trace_are_reported_in_one_line(trace: Trace)
     assert "<img" not in replace(trace, calls=trace.calls.iloc[:0])._repr_html_()
 
 
+@pytest.mark.slow
 def test_names_of_an_untrusted_trace_remain_text(tiny_trace: Path, tmp_path: Path) -> None:
     text = tiny_trace.read_text()
     for name in ("aten.convolution.default", "forward"):

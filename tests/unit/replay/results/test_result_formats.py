@@ -190,6 +190,7 @@ def test_any_results_that_are_read_can_be_compared_and_shown(
     make_page({"strange": strange}, {}, "title")
 
 
+@pytest.mark.slow
 def test_parquet_file_with_other_types_is_reported_in_one_line(tmp_path: Path) -> None:
     path = tmp_path / "folder=1" / "r.parquet"
     path.parent.mkdir()
