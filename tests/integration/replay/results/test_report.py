@@ -1,7 +1,5 @@
 """Tests of the HTML report of results and traces, in a real browser."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from math import fsum

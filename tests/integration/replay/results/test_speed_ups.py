@@ -1,7 +1,5 @@
 """Speed-ups, the same number everywhere, and times shared among all modules that made a signature's calls."""
 
-from __future__ import annotations
-
 import io
 from collections import defaultdict
 from collections.abc import Sequence

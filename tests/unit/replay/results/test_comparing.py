@@ -1,7 +1,5 @@
 """Comparisons of cases that changed and of cases that did not."""
 
-from __future__ import annotations
-
 import io
 import json
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Error rates of gates on runs with known differences, on idle and contended machines."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from dataclasses import replace

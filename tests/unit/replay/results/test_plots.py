@@ -1,7 +1,5 @@
 """Plots of results and traces: each kind shows its data, and untrusted text is never interpreted as markup."""
 
-from __future__ import annotations
-
 import io
 import json
 import sys

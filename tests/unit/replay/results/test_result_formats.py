@@ -1,7 +1,5 @@
 """Files of results: their formats, and untrusted ones, for which one line reports the error."""
 
-from __future__ import annotations
-
 import csv
 import json
 import math

@@ -1,7 +1,5 @@
 """Scores relative to a baseline, their machine, and comparison of the distilled cases of two machines."""
 
-from __future__ import annotations
-
 import io
 import json
 import math
