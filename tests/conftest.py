@@ -149,8 +149,6 @@ def _fixed_seed_without_leftover_mode() -> Iterator[None]:
 
 
 class Passed:
-    """Recorder of the tests that passed in a run."""
-
     def __init__(self, cache: pytest.Cache) -> None:
         self._cache = cache
         self._passed: set[str] = set()
@@ -167,7 +165,6 @@ class Passed:
 
 
 def find_passed_tests(items: list[pytest.Item], cache: pytest.Cache) -> list[pytest.Item]:
-    """Return the tests in `items` that are not slow and passed in the last run."""
     passed = set(cache.get(KEPT, []))
     return [item for item in items if item.nodeid in passed and item.get_closest_marker("slow") is None]
 
@@ -204,7 +201,6 @@ def order_of(item: pytest.Item) -> tuple[bool, bool, float]:
 
 @pytest.fixture(scope="session")
 def tiny_trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the trace of two training steps of a tiny model."""
     path = tmp_path_factory.mktemp("traces") / "tiny.jsonl"
     train_tiny_net(path)
     return path
@@ -212,7 +208,6 @@ def tiny_trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def detector_trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the trace of one step of the built-in detector, captured by opcapture."""
     folder = tmp_path_factory.getbasetemp()
     # one process captures it for all
     path = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "detector.jsonl"

@@ -315,7 +315,6 @@ def test_jax_implementation_of_a_sample_is_a_mode(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def folder_of_samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Create a folder with a gripped function of the same name as a shipped sample."""
     folder = tmp_path_factory.mktemp("gripped")
     text = (
         "import torch\nfrom opgrip import grip\n\n\n@grip(to='samples')\ndef nms(boxes):\n    return boxes.sin()\n\n\n"

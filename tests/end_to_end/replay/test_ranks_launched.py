@@ -237,7 +237,6 @@ def test_scale_ranks_runs_a_group_with_the_ranks_that_exist(four_ranks: Path) ->
 
 
 def largest_bytes(signature: Signature) -> int:
-    """Return the size in bytes of a call's largest tensor."""
     return max(prod(spec.shape) * spec.dtype.itemsize for spec in tensors(signature.args))
 
 
@@ -305,7 +304,6 @@ def test_dead_or_hanging_rank_ends_all_with_one_line(two_ranks: Path, kills: boo
 
 
 def rank_of(launcher: int, rank: int) -> int:
-    """Return the process of a rank that a launcher started."""
     for task in Path(f"/proc/{launcher}/task").iterdir():
         for child in (task / "children").read_text(encoding="ascii").split():
             with suppress(OSError):

@@ -144,7 +144,6 @@ def test_traces_of_one_name_get_distinct_names(tmp_path: Path) -> None:
 
 
 def own_folder(path: Path, *sizes: int) -> Path:
-    """Create a folder with one trace that has the folder's name."""
     path.mkdir(exist_ok=True)
     small_trace(path / f"{path.name}.jsonl", sizes)
     return path

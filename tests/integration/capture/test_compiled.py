@@ -38,8 +38,6 @@ def _fresh_compiler() -> Iterator[None]:
 
 
 class Backend:
-    """Backend that counts its compilations."""
-
     def __init__(self) -> None:
         self.compiled = 0
 

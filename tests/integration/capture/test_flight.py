@@ -72,8 +72,6 @@ def test_each_requested_dump_has_only_the_calls_since_the_previous_one(tmp_path:
 
 
 class Failing(nn.Module):
-    """Module that fails below the module that the program calls."""
-
     def __init__(self) -> None:
         super().__init__()
         self.inner = nn.Linear(2, 2)

@@ -660,8 +660,6 @@ def test_devices_started_by_the_program_are_in_the_header(tmp_path: Path, monkey
 
 
 class EmptyGraph:
-    """Graph that captures nothing."""
-
     def capture_begin(self) -> None:
         if torch.is_anomaly_enabled():
             raise RuntimeError("planted")

@@ -406,8 +406,6 @@ def test_capture_on_slow_memory_reports_it(tmp_path: Path) -> None:
 
 
 class Busy:
-    """Permanent contention."""
-
     def __init__(self, ignored: int) -> None:
         assert ignored
 

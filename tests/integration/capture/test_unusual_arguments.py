@@ -42,7 +42,6 @@ def remade(trace: Trace, op: str) -> tuple[Any, ...]:
 
 
 def storages_of(trace: Trace, op: str) -> list[list[int]]:
-    """Return the storages that each call of an operator mentions."""
     calls = trace.calls[trace.calls["op"] == op]
     pairs = zip(calls["first_storage"].tolist(), calls["tensors"].tolist(), strict=True)
     return [trace.storages[first : first + count].tolist() for first, count in pairs]

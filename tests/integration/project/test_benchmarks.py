@@ -1,7 +1,6 @@
-"""Thresholds of benchmarks, the GPU check and the measurements of a first contact, without a GPU."""
+"""Thresholds of benchmarks, and the GPU check without a GPU."""
 
 import json
-import os
 import platform
 import subprocess
 import sys
@@ -37,7 +36,6 @@ from gpu.environment import describe_machine
 from gpu.processes import StepProcess, run_step, run_steps
 from gpu.step import NotHereError, Place, Step, Verdict, WrongError
 from gpu.steps import STEPS
-from optional import needs
 from programs import ROOT, run_python, wait_for
 from simulation import build, environment, on_simulator
 
@@ -313,51 +311,3 @@ def test_no_step_of_some_is_wrong_and_one_archive_contains_all(tmp_path: Path) -
     assert {step["name"]: step["reason"] for step in steps if step["verdict"] == "wrong"} == {}
     assert sum(step["verdict"] == "ok" for step in steps) >= 2
     assert done.returncode == 0
-
-
-SCRIPT = ROOT / "benchmarks/first_contact.py"
-
-# code that an interpreter runs at its start so that it cannot import opgrip
-NOT_INSTALLED = """
-import sys
-
-sys.path[:] = [path for path in sys.path if path not in ({root!r}, {root!r} + "/src")]
-"""
-
-
-def measure(folder: Path, plan: str, only: str) -> list[dict[str, Any]]:
-    """Run steps of a plan without an index in an empty folder where opgrip is not installed; return the facts."""
-    build()
-    words = (plan, "--out", folder / "out", "--device", "sim", "--small", "--seconds", 1200)
-    variables = environment(PIP_INDEX_URL="http://127.0.0.1:9/", PIP_NO_INDEX="1")
-    site = folder / "site"
-    site.mkdir()
-    (site / "sitecustomize.py").write_text(NOT_INSTALLED.format(root=str(ROOT)))
-    variables["PYTHONPATH"] = os.pathsep.join([str(site), variables["PYTHONPATH"]])
-    run_python("-c", "import opgrip", cwd=folder, env=variables, fresh=True, status=1)
-    run_python(SCRIPT, *words, "--only", only, cwd=folder, env=variables, fresh=True, timeout=1250, status=0)
-    return [json.loads(line) for line in (folder / "out/facts.jsonl").read_text().splitlines()]
-
-
-def ends_of(facts: list[dict[str, Any]]) -> dict[str, str]:
-    """Return how each step ended: `ok`, its error, or why it was skipped."""
-    ends = [fact for fact in facts if "status" in fact or "skipped" in fact]
-    return {fact["stage"]: fact.get("error") or fact.get("skipped") or "ok" for fact in ends}
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1300)
-@needs("transformers")
-@pytest.mark.parametrize(
-    ("plan", "only", "on_cuda"),
-    [
-        ("first", "facts,clocks,bert", set()),
-        ("second", "llama,failures,roofline,collective", {"ncu:llama", "collective"}),
-    ],
-)
-def test_plan_measures_a_model(tmp_path: Path, plan: str, only: str, on_cuda: set[str]) -> None:
-    facts = measure(tmp_path, plan, only)
-    assert [fact for fact in facts if "error" in fact and "observer" in fact] == []
-    assert {name for name, end in ends_of(facts).items() if end != "ok"} == on_cuda
-    for rows in [fact for fact in facts if "statuses" in fact and plan == "first"]:
-        assert rows["statuses"].keys() <= {"ok", "contended"}

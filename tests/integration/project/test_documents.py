@@ -411,7 +411,6 @@ SPAN = re.compile(r"`([^`]+)`")
 
 
 def _commands() -> list[Pasted]:
-    """Return the commands in the last column of each table."""
     commands = []
     for number, line in enumerate(DOCUMENT.read_text(encoding="utf-8").splitlines(), 1):
         cells = [cell.strip() for cell in line.strip().strip("|").split(" | ")]
@@ -485,7 +484,6 @@ OF_A_MACHINE = re.compile(r"(?<![\w.:/])/(?:tmp|home|root|work|usr|opt|var|Users
 
 
 def outputs_of(notebook: dict[str, Any]) -> list[tuple[str, str, dict[str, str]]]:
-    """Return the cell, type and contents by kind of each output."""
     return [
         (cell["id"], output["output_type"], {kind: "".join(data) for kind, data in output.get("data", {}).items()})
         for cell in notebook["cells"]
@@ -494,7 +492,6 @@ def outputs_of(notebook: dict[str, Any]) -> list[tuple[str, str, dict[str, str]]
 
 
 def pictures_in(notebook: dict[str, Any]) -> list[str]:
-    """Return the cells that show a plot, as an image or in HTML."""
     return [
         cell
         for cell, _, data in outputs_of(notebook)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import pytest
 from programs import ROOT
 from project_files import pyproject
 
@@ -167,11 +168,6 @@ DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 # first words of docstrings that cannot be understood without the body
 FRAGMENT = re.compile(r"(?:Of|As of|That of|Those|What|Where|Whether|Until|Its)\b")
 LEAST_WORDS = 3  # words of a text that is a message and not a name or a key
-# parts of test names that cannot be understood without the body: a name needs a subject, a verb and an outcome
-RIDDLE = re.compile(
-    r"^test_(?:it|of|what|whatever|where|which|who)_|_(?:is|are)_no_|_of_(?:its|their|ones)_own(?:_|$)|_(?:goes|gone)_on(?:_|$)"
-    r"|_(?:anew|beside|said|strangers?|tells?|told|whatever)(?:_|$)|_(?:stands?|stood)_(?:for|in|there)(?:_|$)|_there_(?:is|are)(?:_|$)"
-)
 
 
 def texts_of_module(path: Path) -> Iterator[tuple[int, str, bool]]:
@@ -212,14 +208,6 @@ def texts() -> Iterator[tuple[str, int, str, bool]]:
             yield str(path.relative_to(ROOT)), line, text, False
 
 
-def names_of_tests() -> Iterator[tuple[str, int, str]]:
-    """Yield file, line and name of every test."""
-    for path in sorted((ROOT / "tests").rglob("test_*.py")):
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-            if definition := re.match(r"\s*(?:async )?def (test_\w+)\(", line):
-                yield str(path.relative_to(ROOT)), number, definition[1]
-
-
 def wordings(text: str) -> Iterator[tuple[str, str]]:
     """Yield each wording of a text that readers stumble over, and what to write instead."""
     for pattern, hint in PLAIN_WORDS.items() if ANY.search(text) else ():
@@ -227,17 +215,11 @@ def wordings(text: str) -> Iterator[tuple[str, str]]:
             yield found[0], hint
 
 
+@pytest.mark.slow
 def test_texts_contain_no_confusing_wordings_or_fragments() -> None:
     problems = []
     for file, line, text, is_docstring in texts():
         problems += [f"{file}:{line}: {found!r}: write {hint}" for found, hint in wordings(text)]
         if is_docstring and FRAGMENT.match(text.lstrip()):
             problems.append(f"{file}:{line}: a fragment: {text.lstrip().splitlines()[0]}")
-    assert not problems, "\n".join(problems)
-
-
-def test_names_of_tests_have_a_subject_and_no_confusing_wording() -> None:
-    names = list(names_of_tests())
-    assert len(names) > 1000
-    problems = [f"{file}:{line}: {name}: {found[0]!r}" for file, line, name in names if (found := RIDDLE.search(name))]
     assert not problems, "\n".join(problems)

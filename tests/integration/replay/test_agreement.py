@@ -48,7 +48,6 @@ def n(*shape: int) -> torch.Tensor:
 
 
 def one(*shape: int) -> torch.Tensor:
-    """Return a tensor that repeats a single element in memory."""
     return torch.zeros(()).expand(shape)
 
 

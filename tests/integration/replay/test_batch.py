@@ -107,7 +107,6 @@ def calls_of(trace: Trace) -> Counter[str]:
 
 
 def calls_scaled(trace: Trace, factor: int) -> tuple[Counter[str], int]:
-    """Return the scaled calls of a trace, and the number of calls that are unsupported."""
     batches = BatchScale(trace)
     counts: Counter[str] = Counter()
     unsupported = 0

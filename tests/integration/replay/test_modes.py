@@ -230,7 +230,6 @@ def backward_rows(target: str) -> dict[str, Result]:
 
 
 def captured(folder: Path) -> Trace:
-    """Return the trace of a program that needs no gradients."""
     weight = torch.randn(8, 8)
     with Capture(folder / "own.jsonl", force=True), torch.no_grad():
         (torch.randn(4, 8) @ weight).relu().argmax(-1)

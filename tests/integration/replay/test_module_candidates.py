@@ -111,7 +111,6 @@ def predicted(path: Path, *blocks: nn.Module) -> Path:
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the trace of a prediction with three blocks."""
     return predicted(tmp_path_factory.mktemp("modules") / "predict.jsonl", Block(), Block(), Block())
 
 

@@ -171,7 +171,6 @@ SETTINGS = settings_of(warmup=1, iterations=3)
 
 
 def replayed(folder: Path, program: Any, settings: Workload = SETTINGS) -> dict[str, Result]:
-    """Return the results of a program's calls, by operator."""
     with Capture(folder / "t.jsonl", extensions=settings.request.inputs.extensions):
         program()
     return {result.op: result for result in rows_of(make_cases(load(folder / "t.jsonl")), settings)}

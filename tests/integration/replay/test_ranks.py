@@ -291,7 +291,6 @@ def test_part_of_a_rank_is_loaded_without_tables_of_other_ranks(tmp_path: Path) 
 
 
 def _storages(calls: pd.DataFrame, storages: Integers) -> list[list[int]]:
-    """Return the storages of each call's tensors."""
     return [
         storages[first : first + count].tolist()
         for first, count in zip(calls["first_storage"], calls["tensors"], strict=True)
@@ -306,7 +305,6 @@ needs_groups = pytest.mark.skipif(
 
 @pytest.fixture
 def group() -> Iterator[Any]:
-    """Yield a process group that consists of this process only."""
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     yield distributed.group.WORLD
     distributed.destroy_process_group()

@@ -100,8 +100,6 @@ def test_each_mode_of_a_case_is_timed_as_often_as_requested() -> None:
 
 
 class Clock:
-    """Clock that advances only when a test says so."""
-
     now_ns = 0
 
     def read_ns(self) -> int:
@@ -113,7 +111,6 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """Return the clock that times the runs."""
     clock = Clock()
     monkeypatch.setattr(stopwatch, "perf_counter_ns", clock.read_ns)
     return clock
@@ -216,7 +213,6 @@ class Contention:
 
 @pytest.fixture
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Simulate a machine without contention."""
     monkeypatch.setattr(disturbances, "Pace", Pace)
     monkeypatch.setattr(disturbances, "Contention", Contention)
 

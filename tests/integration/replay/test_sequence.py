@@ -49,7 +49,6 @@ ROOM = 1 << 32
 
 
 def after_dry_run(trace: Trace) -> DryRun:
-    """Return a sequence after its dry run, with the memory of the last pass."""
     flow = make_flow(trace)
     memory = StepMemory(flow.needs, flow.outside, trace.values, SETTINGS.place, 0, ROOM)
     dry_run = DryRun(flow, memory, trace.values, SETTINGS)

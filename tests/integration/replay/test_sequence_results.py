@@ -42,8 +42,6 @@ PASSES = 2
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Simulate a machine without contention for replays, which run in this process for that purpose."""
-
     def replay_here(workload: Workload, *__: object) -> SequenceResult:
         return replay_sequence(workload.trace, sequence_settings(workload))
 

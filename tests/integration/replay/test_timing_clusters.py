@@ -84,7 +84,6 @@ def write_trace(
 
 
 def drawn(case: Case) -> list[float]:
-    """Return the constant of each input set of a case."""
     numbers = [signature.args[0].values for signature in (case.signature, *case.input_sets)]
     return [case.values[number].value for number in numbers]  # type: ignore[union-attr]
 
@@ -184,7 +183,6 @@ SINE = TensorSpec((2, 3), (3, 1), torch.float32, "cpu")
 
 
 def case_of(path: Path, durations_us: Sequence[int], perturbed: Sequence[tuple[int, int]] = ()) -> Case:
-    """Return the case of calls with these durations."""
     count = len(durations_us)
     starts, durations = [place * 10**9 for place in range(count)], [time * 1000 for time in durations_us]
     calls = Calls(0, [0] * count, [0] * count, starts, durations, [2] * count, [1, 2] * count)

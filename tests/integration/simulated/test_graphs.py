@@ -32,7 +32,6 @@ from opgrip.traces.schema.records import Graph
 
 
 def info_of(trace: Path) -> str:
-    """Return what `opgrip trace info` prints about a trace."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         assert opgrip(["trace", "info", str(trace)]) == 0

@@ -46,7 +46,6 @@ LONG_US = 300_000.0
 
 
 def capture_layers(path: Path, device: str = "sim:0") -> Capture:
-    """Capture a forward and backward pass."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).to(device)
     images, labels = torch.randn(5, 4).to(device), torch.tensor([0, 1, 0, 1, 1]).to(device)
@@ -56,7 +55,6 @@ def capture_layers(path: Path, device: str = "sim:0") -> Capture:
 
 
 def replay_rows(trace: Path, *options: str) -> list[dict[str, Any]]:
-    """Return the rows of a quick replay."""
     out = trace.with_suffix(".rows.json")
     assert opreplay([str(trace), "--budget", "0.01", "-o", str(out), *options]) == 0
     rows: list[dict[str, Any]] = json.loads(out.read_text())["results"]
@@ -261,7 +259,6 @@ MB = 1 << 20
 
 
 def settings_on(device: str, **options: Any) -> Workload:
-    """Return settings of a few runs on a device."""
     few = {"iterations": 3, "warmup": 2, "cache": "warm", "clock_warmup": 0} | options
     use_device(device)
     return settings_of(device=device, memory=True, **few)
@@ -326,7 +323,6 @@ def test_device_assert_in_one_variant_loses_only_its_row() -> None:
 def statuses(
     cases: list[Case], settings: Workload, cached_rows: Mapping[int, Mapping[int, Result]] | None = None
 ) -> dict[int, list[str]]:
-    """Return the statuses of the rows of each case."""
     all_rows = measure_cases(cases, settings, cached_rows=cached_rows)
     return {rows[0].case: [row.status for row in rows] for rows in all_rows}
 
@@ -475,7 +471,6 @@ CYCLES_OF_A_MINUTE = 60_000_000_000
 
 
 def unknown_values(trace: Trace) -> int:
-    """Return the number of input tensors without values."""
     specs = [spec for signature in trace.signatures for spec in tensors([signature.args, signature.kwargs])]
     return sum(spec.values not in trace.values for spec in specs)
 
@@ -555,7 +550,6 @@ def capture_calls(path: Path, count: int = 7) -> Path:
 
 
 def replay_on_both(trace: Path, *options: str) -> Any:
-    """Return the results of a quick replay on both devices."""
     output = trace.with_suffix(".rows.json")
     # create contexts, so that no further process starts to query the devices
     for device in ("sim:0", "sim:1"):

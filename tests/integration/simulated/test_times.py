@@ -43,7 +43,6 @@ def waves(x: torch.Tensor) -> torch.Tensor:
 
 
 def capture_waves(path: Path) -> Trace:
-    """Capture host work, followed by waves on the device."""
     x, host = torch.ones(3, device="sim:0"), torch.rand(200, 200)
     with Capture(path):
         for _ in range(4):
@@ -164,7 +163,6 @@ def make_timed_function(function: Callable[..., Any]) -> TimedFunction:
 
 
 def run_timed(timed_function: TimedFunction, method: str = EVENTS, runs: int = 60) -> list[float]:
-    """Time a timed_function and return the times in us."""
     effort = Effort(warmup=0, iterations=runs)
     measurer = Measurer(make_stopwatch(method), effort, None, lambda number, row: None)
     list(measurer.one_by_one([FunctionGroup({}, False, [timed_function])]))

@@ -43,7 +43,6 @@ def has_dtype(name: str) -> bool:
 
 
 def is_removed(operator: str) -> bool:
-    """Return True if an operator, such as `aten.cholesky.default`, was removed and is not in this torch."""
     namespace, packet = operator.split(".")[:2]
     return f"{namespace}.{packet}" in REMOVED_OPERATORS and not hasattr(getattr(torch.ops, namespace), packet)
 

@@ -48,7 +48,6 @@ class Nvml:
         self._began = perf_counter()
 
     def run(self, seconds: float = 1e-3) -> None:
-        """Keep the GPU busy, as a call does."""
         began = perf_counter()
         sleep(seconds)
         self.busy_s += perf_counter() - began
@@ -95,5 +94,4 @@ class Nvml:
 
 
 def properties_of(device: str) -> SimpleNamespace:
-    """Return the properties of the GPU that torch reports."""
     return SimpleNamespace(uuid=UUID)

@@ -25,8 +25,6 @@ PREFIX = "powers:"
 @titled("budgets")
 @dataclass(frozen=True, slots=True)
 class BudgetOptions:
-    """Options with the largest duration of a call."""
-
     most_us: int | None = option(None, "name the calls that take longer", parse=positive, metavar="US")
 
 

@@ -50,7 +50,6 @@ class Finding:
 
 
 def main() -> int:
-    """Run the fuzzer, and return 1 if something was found."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=SECONDS, help="duration of the run (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=time.time_ns() % 10**6, help="of the mutants (default: the time)")

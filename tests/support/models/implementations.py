@@ -11,7 +11,6 @@ Function = Callable[..., Any]
 
 
 def leaves(tree: Any) -> Iterator[Any]:
-    """Yield the elements of lists, tuples, dicts and sets of a tree in order."""
     if isinstance(tree, dict):
         tree = list(tree.values())
     if isinstance(tree, list | tuple):

@@ -60,7 +60,6 @@ def serve() -> None:
 
 
 def processes_below(pid: int) -> set[int]:
-    """Return the ids of the processes that the process `pid` started, directly or indirectly."""
     parents = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):

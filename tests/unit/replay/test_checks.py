@@ -112,8 +112,6 @@ KEYWORDS: dict[str, dict[str, Any]] = {
 
 
 def made(*args: Any, **kwargs: Any) -> Callable[[], Any]:
-    """Return a function that copies arguments."""
-
     def fresh(leaf: Any) -> Any:
         return leaf.clone() if isinstance(leaf, Tensor) else leaf
 
@@ -148,7 +146,6 @@ def assert_wrong(function: Any, *args: Any, **kwargs: Any) -> ResultVerdict:
 
 
 def one_by_one(numbers: Tensor) -> Tensor:
-    """Return the sum of numbers in float32, added one after the other."""
     return torch.from_numpy(np.add.accumulate(numbers.flatten().numpy())[-1:])[0]
 
 

@@ -32,8 +32,6 @@ ONE_THREAD = {"threads": 1}
 
 
 class Pace:
-    """Contention check of a processor that is never slowed down."""
-
     def is_slowed(self) -> bool:
         return False
 

@@ -97,11 +97,9 @@ class FakeRay:
     )
 
     def alive(self) -> list[Worker]:
-        """Return workers that have not ended."""
         return [worker for worker in self.workers if not worker.is_killed and self._is_there(worker.node)]
 
     def nodes(self) -> list[dict[str, Any]]:
-        """Return the nodes like `ray.nodes`, the head first."""
         described = [(node.name, self._is_there(node), {node.resource: len(node.kinds)}) for node in self.all_nodes]
         return [
             {"NodeID": name, "Alive": is_there, "Resources": resources}
@@ -109,8 +107,6 @@ class FakeRay:
         ]
 
     def remote(self, worker: type) -> SimpleNamespace:
-        """Replace `ray.remote` for the class of a worker: its instances are simulated workers on the chosen node."""
-
         def options(scheduling_strategy: str, **resources: Any) -> SimpleNamespace:
             (node,) = (node for node in self.all_nodes if node.name == scheduling_strategy)
             return SimpleNamespace(remote=lambda *parameters: self._start(node))
@@ -118,14 +114,12 @@ class FakeRay:
         return SimpleNamespace(options=options)
 
     def wait(self, items: Sequence[Any], timeout: float = 5.0, num_returns: int = 1) -> tuple[list[Any], list[Any]]:
-        """Replace `ray.wait`: return the items that are ready and the others; if too few are, let time pass."""
         ready = [item for item in items if self._is_ready(item)][:num_returns]
         if len(ready) < num_returns:
             self.sleep(timeout)
         return ready, [item for item in items if item not in ready]
 
     def get(self, item: Any) -> Any:
-        """Replace `ray.get`: return a worker's description for the worker, and the message of a task."""
         if isinstance(item, Future) and item.message is not None:
             return item.message
         if isinstance(item, Future) or not self._is_there(item.node):
@@ -136,11 +130,9 @@ class FakeRay:
         return {"machine": {"name": item.node.name, "kind": item.node.kinds[item.place]}, "about": {}}
 
     def kill(self, worker: Worker) -> None:
-        """Replace `ray.kill`: mark the worker as ended."""
         worker.is_killed = True
 
     def sleep(self, seconds: float) -> None:
-        """Replace `time.sleep`: only advance the simulated time."""
         self.now_s += seconds
 
     def _start(self, node: Node) -> Worker:
@@ -160,7 +152,6 @@ class FakeRay:
 
 
 def fake_ray(monkeypatch: pytest.MonkeyPatch, *nodes: Node) -> FakeRay:
-    """Return a cluster whose clock replaces that of pools."""
     ray = FakeRay(nodes)
     monkeypatch.setattr(ray_pool, "monotonic", lambda: ray.now_s)
     monkeypatch.setattr(ray_pool, "sleep", ray.sleep)
@@ -348,7 +339,6 @@ def run(output: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def kept(output: Path) -> dict[str, bytes]:
-    """Return the content of each file in the folder next to an output."""
     folder = output.with_name(f"{output.name}.parts")
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())} if folder.exists() else {}
 

@@ -108,7 +108,6 @@ def sides(*options: Any) -> Arguments:
 
 
 def whole_cells() -> tuple[Tensor, Tensor]:
-    """Return masks of eight by eight cells, and boxes that end at cell borders."""
     return torch.ones(8, 8, 2), torch.tensor([[0.25, 0.375, 0.5, 0.75], [0.0, 0.0, 1.0, 0.125]])
 
 
@@ -131,7 +130,6 @@ def like(arguments: Arguments, *more: Any) -> Arguments:
 
 
 def of(name: str, *configuration: Any) -> Arguments:
-    """Return a configuration of a sample as arguments."""
     sample = SAMPLES[name]
     return lambda: sample.inputs(Draw(3), *configuration)
 
@@ -217,7 +215,6 @@ RATIOS = torch.tensor([0.5, 1.0, 2.0])
 
 
 def generator(**options: Any) -> Any:
-    """Return mmdet's generator of anchors for one level."""
     generators = optional("mmdet.models.task_modules.prior_generators")
     return generators.AnchorGenerator(**({"strides": [16], "ratios": [1.0], "scales": [8]} | options))
 

@@ -59,7 +59,6 @@ def yolo(method: str, *arguments: Any, eps: float = 1e-6) -> Any:
 
 
 def learning(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the arguments with floating-point tensors that require gradients."""
     return tuple(
         value.detach().requires_grad_() if isinstance(value, Tensor) and value.is_floating_point() else value
         for value in arguments
@@ -433,7 +432,6 @@ RANGES = (-1.0, 40.0), (40.0, 80.0), (80.0, 1000.0)
 def matched_by_loop(
     points: Tensor, gt: Tensor, ranges: Tensor, counts: Any, strides: Any, ignored: Any, central: bool, radius: float
 ) -> Tensor:
-    """Return the classes of the points."""
     reaches = [stride * radius for count, stride in zip(counts, strides, strict=True) for _ in range(count)]
     labels = []
     for (x, y), (least, most), reach in zip(points.tolist(), ranges.tolist(), reaches, strict=True):

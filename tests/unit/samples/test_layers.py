@@ -228,7 +228,6 @@ def split_heads_qkv(queries: Any, keys: Any, values: Any, heads: int, key_width:
 def partialconv2d(
     features: Any, mask: Any, weight: Any, bias: Any, stride: int, padding: int, dilation: int, multi_channel: bool
 ) -> Arguments:
-    """Compute the convolution pixel by pixel."""
     around = ((0, 0), (0, 0), (padding, padding), (padding, padding))
     features, mask = np.pad(features, around), np.pad(np.broadcast_to(mask, features.shape), around)
     kernel = weight.shape[2]

@@ -149,7 +149,6 @@ def test_loss_equals_its_original(original: Callable[..., Any], make: Maker) -> 
 
 
 def doubled(arguments: Any) -> Any:
-    """Return arguments in float64, the precision of the loops over numpy."""
     if isinstance(arguments, list | tuple):
         return type(arguments)(doubled(argument) for argument in arguments)
     if isinstance(arguments, Tensor) and arguments.is_floating_point():
@@ -563,7 +562,6 @@ def segments(share: float) -> Arguments:
 
 
 def balanced(scores: list[float], positive: list[bool], entries: float) -> float:
-    """Return the binary cross entropy with balanced weights of both classes."""
     ratio = min(max(entries / max(sum(positive), 1), 1.05), 21)
     total = 0.0
     for score, good in zip(scores, positive, strict=True):

@@ -470,7 +470,6 @@ library.impl("twice", lambda x: x * 2, "CompositeExplicitAutograd")
 
 @pytest.fixture
 def own_operators(tmp_path: Path) -> Path:
-    """Return a folder with a module that registers an operator."""
     (tmp_path / "myops.py").write_text(OWN)
     return tmp_path
 
