@@ -225,13 +225,8 @@ def row(case: int) -> Result:
     return Result(case, "aten.mm", "", 1, 1.0, "eager", "cuda", OK, 0.0, 0.0)
 
 
-@pytest.fixture
-def report(tmp_path: Path) -> Path:
-    return made_up_report(tmp_path / "report.sqlite")
-
-
-def test_kernels_and_copies_belong_to_the_call_that_launched_them(report: Path) -> None:
-    seen, outside = joined(read_report(report))
+def test_kernels_and_copies_belong_to_the_call_that_launched_them(tmp_path: Path) -> None:
+    seen, outside = joined(read_report(made_up_report(tmp_path / "report.sqlite")))
     assert outside == 1
     met = NsysColumns.of(with_seen(row(7), row(7), seen))
     assert (met.nsys_us, met.nsys_runs) == (0.1, 2)
@@ -289,15 +284,8 @@ def window(path: Path, case: int) -> Path:
     return write_report(path, [(200, 300, f"aten.op{case}", case)], [(205, 1)], {"KERNEL": [kernel]})
 
 
-@pytest.fixture
-def windows(tmp_path: Path) -> list[Path]:
-    return [window(tmp_path / f"window{case}", case) for case in range(WINDOWS)]
-
-
-def test_kernels_of_each_part_belong_to_the_cases_of_the_part(
-    tiny_trace: Path, tmp_path: Path, windows: list[Path]
-) -> None:
-    stand_in = NsysStandIn(tmp_path / "bin", windows)
+def test_kernels_of_each_part_belong_to_the_cases_of_the_part(tiny_trace: Path, tmp_path: Path) -> None:
+    stand_in = NsysStandIn(tmp_path / "bin", [window(tmp_path / f"window{case}", case) for case in range(WINDOWS)])
     nsys, notices = Nsys(str(stand_in.binary), tmp_path / "rows.nsys-rep"), list[str]()
     rows = profile_rows(
         request_with(tiny_trace), [gpu_row(case) for case in range(WINDOWS)], nsys, 60, notices.append, "cuda:0"

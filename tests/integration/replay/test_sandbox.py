@@ -333,22 +333,6 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         untrusted.end_process(candidate)
 
 
-@pytest.fixture(scope="module")
-def constant_trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("untrusted") / "constant.jsonl"
-    with Capture(path):
-        torch.softmax(torch.full((32, 64), 0.5), -1)
-    return path
-
-
-@pytest.fixture(scope="module")
-def norm_trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("untrusted") / "norm.jsonl"
-    with Capture(path):
-        torch.layer_norm(torch.randn(128, 256), (256,))
-    return path
-
-
 def row_of(
     trace: Path, name: str, op: str = SOFTMAX, ceilings: Peaks | None = None, file: str = cheats.__file__
 ) -> Result:
@@ -450,14 +434,13 @@ def test_honest_twin_is_right(trace: Path, name: str) -> None:
 
 @pytest.mark.timeout(300)
 @pytest.mark.slow
-def test_shortcut_on_constant_inputs_does_not_help(constant_trace: Path) -> None:
-    assert verdict_on(constant_trace, "constant") == ("slower", "None")
-
-
-@pytest.mark.timeout(300)
-@pytest.mark.slow
-def test_results_of_scaled_values_do_not_help(norm_trace: Path) -> None:
-    assert verdict_on(norm_trace, "normalized_up_to_a_factor", NORM) == ("slower", "None")
+def test_shortcuts_on_constant_inputs_and_scaled_values_do_not_help(tmp_path: Path) -> None:
+    with Capture(tmp_path / "constant.jsonl"):
+        torch.softmax(torch.full((32, 64), 0.5), -1)
+    assert verdict_on(tmp_path / "constant.jsonl", "constant") == ("slower", "None")
+    with Capture(tmp_path / "norm.jsonl"):
+        torch.layer_norm(torch.randn(128, 256), (256,))
+    assert verdict_on(tmp_path / "norm.jsonl", "normalized_up_to_a_factor", NORM) == ("slower", "None")
 
 
 @pytest.mark.timeout(300)

@@ -35,7 +35,7 @@ from opgrip.replay.sequences.step_passes import Pass, paired_saving, run_timed
 from opgrip.replay.sequences.step_replay import MOST_DROPPED, SequenceResult, replay_sequence
 from opgrip.replay.timing import disturbances
 from opgrip.replay.timing.disturbances import PassWatch
-from opgrip.traces import Trace, load
+from opgrip.traces import load
 
 PASSES = 2
 
@@ -56,23 +56,6 @@ def quiet() -> Iterator[None]:
 def results(tiny_trace: Path) -> Results:
     with quiet():
         return replay(tiny_trace, sequence=True, iterations=PASSES)
-
-
-@pytest.fixture(scope="module")
-def odd(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trace, SequenceResult]:
-    """Return the trace and replay of a program with substituted calls and calls that do not run."""
-    path, x = tmp_path_factory.mktemp("odd") / "t.jsonl", torch.ones(100)
-    torch.manual_seed(1234)
-    with Capture(path):
-        x.to_mkldnn().to_dense()
-        with pytest.raises(RuntimeError):
-            torch.mm(x, x)
-        # value models do not show which rows are equal
-        torch.randint(0, 10, (500, 3)).unique(dim=0).float().sqrt()
-    trace = load(path)
-    settings = workload_for(RunRequest(), trace)
-    with quiet():
-        return trace, replay_sequence(trace, replace(sequence_settings(settings), repeats=1))
 
 
 def test_row_contains_the_times_of_all_calls_of_a_signature(results: Results, tiny_trace: Path) -> None:
@@ -178,8 +161,19 @@ def test_opreplay_shows_and_writes_the_most_expensive_rows(tiny_trace: Path, tmp
     assert len(Results.load(output)) == 3
 
 
-def test_rows_report_calls_that_were_substituted_or_skipped(odd: tuple[Trace, SequenceResult]) -> None:
-    trace, result = odd
+def test_rows_report_calls_that_were_substituted_or_skipped(tmp_path: Path) -> None:
+    path, x = tmp_path / "t.jsonl", torch.ones(100)
+    torch.manual_seed(1234)
+    with Capture(path):
+        x.to_mkldnn().to_dense()
+        with pytest.raises(RuntimeError):
+            torch.mm(x, x)
+        # value models do not show which rows are equal
+        torch.randint(0, 10, (500, 3)).unique(dim=0).float().sqrt()
+    trace = load(path)
+    with quiet():
+        settings = replace(sequence_settings(workload_for(RunRequest(), trace)), repeats=1)
+        result = replay_sequence(trace, settings)
     rows = {row.op: row for row in rows_of(result, make_cases(trace), workload_for(RunRequest(), trace))}
     names = ("aten.unique_dim.default", "aten.mm.default", "aten._to_dense.default")
     unique, product, memory = (rows[name] for name in names)

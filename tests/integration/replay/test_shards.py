@@ -140,20 +140,15 @@ def test_shard_placeholder_requires_a_shard() -> None:
         settle_shard(args)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("shards")
-    small_trace(folder / "net.predict.jsonl", (10, 1000, 5000))
-    small_trace(folder / "net.train.jsonl", (10, 500))
-    return folder
-
-
 def comparable(rows: Results) -> list[tuple[object, ...]]:
     return [(row.trace, row.case, row.op, row.count, row.mode, row.status, row.share, row.key) for row in rows]
 
 
 @pytest.mark.slow
-def test_merged_shards_of_several_traces_equal_one_replay(folder: Path, tmp_path: Path) -> None:
+def test_merged_shards_of_several_traces_equal_one_replay(tmp_path: Path) -> None:
+    (folder := tmp_path / "shards").mkdir()
+    small_trace(folder / "net.predict.jsonl", (10, 1000, 5000))
+    small_trace(folder / "net.train.jsonl", (10, 500))
     options = ["--iterations", "2", "--warmup", "0", "--cache", "warm", "-o"]
     assert run_command("opreplay", folder, *options, "whole.json", cwd=tmp_path).returncode == 0
     whole = Results.load(tmp_path / "whole.json")

@@ -168,12 +168,6 @@ def other():
 """
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[ZooTrace, Path]:
-    folder = tmp_path_factory.mktemp("models")
-    return zoo.make_trace(DETECTOR, folder), folder
-
-
 def bad(tmp_path: Path, name: str) -> ZooTrace:
     (tmp_path / "ends.py").write_text(ENDS)
     return ZooTrace(name, "predict", "opgrip", "none", ["--model", f"{tmp_path / 'ends.py'}:{name}", "--steps", "1"])
@@ -202,13 +196,12 @@ def test_zoo_show_prints_the_commands_that_make_and_replay_a_trace() -> None:
 
 
 @pytest.mark.slow
-def test_made_trace_has_its_figures_in_the_manifest(made: tuple[ZooTrace, Path]) -> None:
-    trace, folder = made
-    held, content = trace.recording, load(folder / f"small.predict{SUFFIX}")
+def test_made_trace_has_its_figures_in_the_manifest(tmp_path: Path) -> None:
+    held, content = zoo.make_trace(DETECTOR, tmp_path).recording, load(tmp_path / f"small.predict{SUFFIX}")
     assert held is not None
     assert (held.calls, held.steps) == (len(content.own_calls), 1)
     assert held.signatures == len(content.signatures)
-    assert held.size_bytes == (folder / f"small.predict{SUFFIX}").stat().st_size
+    assert held.size_bytes == (tmp_path / f"small.predict{SUFFIX}").stat().st_size
     assert held.step_ms > 0
     assert held.longtail > 0
     assert {"torch", "opgrip"} <= held.versions.keys()

@@ -59,17 +59,15 @@ def test_every_parameter_is_trained_and_the_loss_falls() -> None:
     assert losses[-1] < 0.7 * losses[0]
 
 
-@pytest.fixture
-def predictions() -> AnchorPredictions:
-    """Return three anchors of a level, of which the second overlaps the first by more than 0.7, and one of another."""
-    fine = torch.tensor([[0.0, 0, 40, 40], [2, 2, 42, 42], [50, 60, 110, 120]])
-    coarse = torch.tensor([[0.0, 0, 41, 41]])
+def test_proposals_are_decoded_clipped_suppressed_and_sorted() -> None:
+    # of three anchors of a level, the second overlaps the first by more than 0.7
+    fine, coarse = (
+        torch.tensor([[0.0, 0, 40, 40], [2, 2, 42, 42], [50, 60, 110, 120]]),
+        torch.tensor([[0.0, 0, 41, 41]]),
+    )
     deltas = torch.zeros(1, 4, 4)
     deltas[0, 2, 0] = 1 / 6  # ten pixels to the right
-    return AnchorPredictions(torch.tensor([[0.5, 0.4, 0.9, 0.7]]), deltas, [fine, coarse])
-
-
-def test_proposals_are_decoded_clipped_suppressed_and_sorted(predictions: AnchorPredictions) -> None:
+    predictions = AnchorPredictions(torch.tensor([[0.5, 0.4, 0.9, 0.7]]), deltas, [fine, coarse])
     (found,) = ProposalSelector()(predictions, (90, 100))
     torch.testing.assert_close(found, torch.tensor([[60.0, 60, 100, 90], [0, 0, 41, 41], [0, 0, 40, 40]]))
 
