@@ -1,6 +1,5 @@
 """Long traces: read again instead of kept, summed, processed in parts, filtered while reading, and trimmed."""
 
-import json
 import re
 from collections import Counter
 from dataclasses import asdict
@@ -212,11 +211,7 @@ def test_records_before_a_bad_block_are_read_once(fault: bytes, long_trace: Path
     assert f"damaged after record {bad}" in str(reader.missing)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("asked", ["summary()", "distinct_calls", "unfinished", "cases"])
-def test_memory_does_not_grow_with_the_number_of_calls(asked: str, tiny_trace: Path, tmp_path: Path) -> None:
-    is_of_cases = asked == "cases"
-    code = f"""
+MEMORY = """
 import re, sys
 from opgrip.replay.cases.cases import make_cases
 from opgrip.traces import load
@@ -225,19 +220,34 @@ def peak_mb():
     return int(re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[1]) // 1024
 
 imports_mb = peak_mb()
-{"make_cases(load(sys.argv[1]))" if is_of_cases else f"load(sys.argv[1]).{asked}"}
+trace = load(sys.argv[1])
+{asked}
 print(peak_mb() - imports_mb)
 """
-    peaks_mb = []
-    # a fifth of the detector's calls have signatures that were looked at by scope
-    for calls in (1_400_000, 2_800_000) if is_of_cases else (700_000, 2_800_000):
-        repeat_calls(SHIPPED if is_of_cases else tiny_trace, tmp_path / "t.jsonl", calls, spread=0.5)
-        done = run_python("-c", code, str(tmp_path / "t.jsonl"), fresh=True, status=0)
-        peaks_mb.append(json.loads(done.stdout))
-    # one byte per call would be 2 MB
-    assert peaks_mb[1] - peaks_mb[0] < 10
-    # torch imports other packages that are installed, such as triton, so only what comes on top of imports counts
-    assert peaks_mb[1] < 310
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("asked", "counts"),
+    [
+        (("trace.summary()", "trace.distinct_calls", "trace.unfinished"), (700_000, 2_800_000)),
+        # a fifth of the detector's calls have signatures that were looked at by scope
+        (("make_cases(trace)",), (1_400_000, 2_800_000)),
+    ],
+)
+def test_memory_does_not_grow_with_the_number_of_calls(
+    asked: tuple[str, ...], counts: tuple[int, int], tiny_trace: Path, tmp_path: Path
+) -> None:
+    few, many = (str(tmp_path / f"{count}.jsonl") for count in counts)
+    for path, count in zip((few, many), counts, strict=True):
+        repeat_calls(tiny_trace if len(asked) > 1 else SHIPPED, Path(path), count, spread=0.5)
+    for statement in asked:
+        code = MEMORY.format(asked=statement)
+        peaks_mb = [int(run_python("-c", code, path, fresh=True, status=0).stdout) for path in (few, many)]
+        # one byte per call would be 2 MB
+        assert peaks_mb[1] - peaks_mb[0] < 10, statement
+        # torch imports other packages that are installed, such as triton, so only what comes on top of imports counts
+        assert peaks_mb[1] < 310, statement
 
 
 @pytest.mark.slow

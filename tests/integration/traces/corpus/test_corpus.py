@@ -24,7 +24,6 @@ from opgrip.replay.cases.preceding_calls import CallPosition, make_preceding_cal
 from opgrip.replay.reports.outcome import Results
 from opgrip.replay.results.origins import Origin
 from opgrip.traces import Trace, load
-from opgrip.traces.analysis.validation import validate
 from opgrip.traces.codec.record_forms import key_of_case
 from opgrip.traces.io.reader import read_header
 from opgrip.traces.io.shipped_traces import trace_file
@@ -420,13 +419,6 @@ def test_shipped_distilled_set_represents_all_baseline_traces() -> None:
     baseline = read_baselines()
     for name, trace in baseline.traces.items():
         assert sum(field["traces"][name]["us"]) == pytest.approx(trace.total_us, rel=0.02), name
-
-
-@pytest.mark.slow
-def test_shipped_distilled_set_is_valid() -> None:
-    validation = validate(trace_file("trace:zoo_500"))
-    assert not validation.findings
-    assert not validation.notes
 
 
 def test_distilled_file_is_a_trace_whose_replay_has_a_score(distilled_folder: Path, tmp_path: Path) -> None:
