@@ -74,6 +74,7 @@ class Evil:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "nets.py").write_text(FACTORY, encoding="utf-8")
+    (tmp_path / "train.py").write_text("import torch, json\ntorch.ones(3)\n", encoding="utf-8")
     return tmp_path
 
 
@@ -142,12 +143,27 @@ def test_trace_is_written_to_standard_output(folder: Path) -> None:
         (["--model", "builtins:dict"], "builtins:dict returned dict"),
         (["--model", "nets.py:good", "--checkpoint", "evil.pth"], "evil.pth is not a file of weights"),
         (["--model", "nets.py:good", "--checkpoint", "weights.pth"], "does not fit Net"),
+        (["--run", "generate"], "--run generate does not apply to builtin:faster_rcnn"),
+        (["--new-tokens", "3"], "--new-tokens does not apply to builtin:faster_rcnn"),
+        (["train.py", "--epochs", "1"], "'train.py': put a script after --, as in opcapture -- train.py: see"),
+        (["--bach-size", "2"], "unknown option --bach-size: did you mean --batch-size?"),
+        (["--", "python", "train.py"], "opcapture starts python itself: name the script without python"),
+        (["-m", "train"], "no model 'train': for a config, name the file train.py; for a factory, train.py:NAME"),
+        (["-m", "train.py"], "train.py is not a config of a model: it does not set `model`; run a script with: "),
+        (["-m", "faster_rcnn"], "no model 'faster_rcnn': did you mean builtin:faster_rcnn?"),
+        (["-m", "nets.py:goo"], "no factory 'goo' in nets.py: did you mean good?"),
+        (["-m", "nets.py:good", "--checkpoint", "object.pth"], "object.pth does not exist: did you mean objects.pth?"),
+        (["-m", "nets.py:good", "--checkpoint", "objects.pth"], "is not a file of weights: it contains pathlib."),
+        (["-m", "nets.py:good", "-o", "t.txt"], "t.txt is not a valid name of a trace file: choose a name that ends"),
+        (["--input-size", "20x"], "argument --input-size: '20x' is not a size such as 800x1333"),
+        (["--batch-size", "999999999"], "builtin:faster_rcnn failed: out of memory: "),
     ],
 )
 def test_usage_error_is_reported_in_one_line_and_leaves_no_file(folder: Path, args: list[str], message: str) -> None:
     (folder / "existing.jsonl").write_text("precious", encoding="utf-8")
     (folder / "evil.pth").write_bytes(pickle.dumps(Evil()))
     torch.save({"other": torch.ones(2)}, folder / "weights.pth")
+    torch.save({"args": Path("x")}, folder / "objects.pth")
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     done = run_command("opcapture", *args, cwd=folder)
     assert done.returncode == 2, done.stderr
@@ -223,3 +239,11 @@ def test_full_disk_keeps_and_names_the_partial_trace(folder: Path, words: list[s
     )
     assert done.stderr.splitlines()[-1] == f"opcapture: error: {message}"
     assert load(part).missing
+
+
+def test_extension_that_was_not_recorded_is_reported(folder: Path) -> None:
+    words = ("--extension", "no_such_extension", "--extension", "json", "-o", "t.jsonl", "--", "train.py")
+    done = succeed("opcapture", *words, cwd=folder)
+    assert "opcapture: the extension no_such_extension was not recorded: the program did not load it\n" in done.stderr
+    assert "opcapture: the extension json was not recorded: it has no compiled functions\n" in done.stderr
+    assert "Warning" not in done.stderr

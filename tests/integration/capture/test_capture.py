@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openmmlab_models import NARROW
 from optional import needs, optional
-from programs import TinyNet, captured, refusal, run_command, succeed, train_tiny_net
+from programs import TinyNet, captured, run_command, succeed, train_tiny_net
 from shortened import slow_except
 from small_models import SMALL_PROGRAMS, TRANSFORMERS_PROGRAMS, SmallProgram
 from torch import nn
@@ -451,61 +451,7 @@ def test_audit_command_prints_the_differences(tmp_path: Path) -> None:
     assert run_command("opcapture", "--audit", "-o", "-").returncode == 2
 
 
-NETS = "from torch import nn, ones\ndef small(): return nn.Linear(2, 2), ones(1, 2)\n"
-SCRIPT = "import torch, json\ntorch.ones(3)\n"
 X = torch.ones(3)
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "nets.py").write_text(NETS, encoding="utf-8")
-    (tmp_path / "train.py").write_text(SCRIPT, encoding="utf-8")
-    torch.save({"args": Path("x")}, tmp_path / "objects.pth")
-    return tmp_path
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (
-            "train.py --epochs 1",
-            "unexpected argument: 'train.py': put a script after --, as in opcapture -- train.py: see",
-        ),
-        ("--bach-size 2", "unknown option --bach-size: did you mean --batch-size?"),
-        ("-- python train.py", "opcapture starts python itself: name the script without python"),
-        ("-m train", "no model 'train': for a config, name the file train.py; for a factory, train.py:NAME"),
-        (
-            "-m train.py",
-            "train.py is not a config of a model: it does not set `model`; run a script with: opcapture -- train.py",
-        ),
-        ("-m faster_rcnn", "no model 'faster_rcnn': did you mean builtin:faster_rcnn?"),
-        ("-m nets.py:smal", "no factory 'smal' in nets.py: did you mean small?"),
-        (
-            "-m nets.py:small --checkpoint object.pth",
-            "the file of weights object.pth does not exist: did you mean objects.pth?",
-        ),
-        ("-m nets.py:small --checkpoint objects.pth", "objects.pth is not a file of weights: it contains pathlib."),
-        (
-            "-m nets.py:small -o t.txt",
-            "t.txt is not a valid name of a trace file: choose a name that ends in .jsonl, .jsonl.gz, .jsonl.zst",
-        ),
-        ("--input-size 20x", "argument --input-size: '20x' is not a size such as 800x1333"),
-        ("--batch-size 999999999", "builtin:faster_rcnn failed: out of memory: "),
-    ],
-)
-def test_usage_error_suggests_what_was_meant(folder: Path, words: str, message: str) -> None:
-    before = {path.name for path in folder.iterdir()}
-    error = refusal("opcapture", *words.split(), cwd=folder)
-    assert error.splitlines()[-1].startswith(f"opcapture: error: {message}")
-    assert {path.name for path in folder.iterdir()} - {"__pycache__"} == before
-
-
-def test_extension_that_was_not_recorded_is_reported(folder: Path) -> None:
-    words = ("--extension", "no_such_extension", "--extension", "json", "-o", "t.jsonl", "--", "train.py")
-    done = succeed("opcapture", *words, cwd=folder)
-    assert "opcapture: the extension no_such_extension was not recorded: the program did not load it\n" in done.stderr
-    assert "opcapture: the extension json was not recorded: it has no compiled functions\n" in done.stderr
-    assert "Warning" not in done.stderr
 
 
 def test_schedule_that_is_never_reached_is_reported(tmp_path: Path) -> None:

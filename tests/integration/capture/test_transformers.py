@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from optional import needs
-from programs import flat_tensors, refusal
+from programs import flat_tensors
 
 from opgrip.capture import Capture
 from opgrip.capture.models import load_program
@@ -104,15 +104,3 @@ def test_each_model_type_has_a_default_head() -> None:
 def test_usage_error_is_reported_in_one_line(name: str, request_: dict[str, object], problem: str) -> None:
     with pytest.raises(UserError, match=problem):
         load_program(f"transformers:{name}", ModelOptions(**request_))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("flags", "problem"),
-    [
-        (("--run", "generate"), "--run generate does not apply to builtin:faster_rcnn"),
-        (("--new-tokens", "3"), "--new-tokens does not apply to builtin:faster_rcnn"),
-    ],
-)
-def test_text_options_are_refused_for_other_sources(flags: tuple[str, str], problem: str) -> None:
-    error = refusal("opcapture", *flags)
-    assert error.splitlines()[-1].startswith(f"opcapture: error: {problem}")
