@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,12 +12,10 @@ from made_runs import make_row
 from programs import ROOT, SHIPPED_TRACES, refusal, run_command, succeed
 
 from opgrip.replay import Results
-from opgrip.replay.command.opreplay import main
 from opgrip.replay.command.replay_options import make_parser
 from opgrip.replay.reports.fulfilment import unfulfilled
 from opgrip.replay.results.results import CONTENDED, FAILED, OK, SKIPPED, UNSUPPORTED, WRONG, Result
 from opgrip.traces import load
-from opgrip.traces.schema.records import End
 
 FAST = ("--iterations", "1", "--warmup", "0")
 
@@ -62,47 +59,6 @@ def test_cut_trace_is_replayed_only_with_partial(tmp_path: Path) -> None:
     assert error == f"opreplay: error: {path} is cut after record 16: load it with --partial\n"
     done = succeed("opreplay", path, "--partial")
     assert "is cut after record 16" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (["none.jsonl"], "none.jsonl cannot be read: no such file"),
-        (["foreign.jsonl"], "foreign.jsonl is not a trace"),
-        (["newer.jsonl"], "format version 2.0, newer than the 1.x"),
-        (["nothing.jsonl"], "the trace contains no calls"),
-        (["t.jsonl", "--op", "aten.nothing*"], "no op matches --op aten.nothing*: the trace has 'aten.mul.Tensor'"),
-        (["t.jsonl", "--device", "cuda"], "no CUDA device here"),
-        (["t.jsonl", "--iterations", "0"], "argument --iterations: '0' is not an integer of at least 1"),
-        (["t.jsonl", "--memory-limit", "8"], "'8' is 8 bytes, but at least 1 MiB is needed: add a unit, as in 8GB"),
-        (["t.jsonl", "-o", "results.xls"], "results.xls has no known suffix: end its name in .csv, .json, .md"),
-        (["t.jsonl", "-o", "existing.json"], "existing.json exists"),
-        (["t.jsonl", "--append"], "--append needs --output"),
-        (["t.jsonl", "--values", "recordd"], "unknown kind of values: 'recordd': did you mean recorded? see "),
-        (["t.jsonl", "--tpo", "1"], "unknown option --tpo: did you mean --top? see opreplay --help"),
-        ([], "there is nothing to replay: name a trace"),
-    ],
-)
-def test_usage_error_is_reported_in_one_line_and_leaves_no_file(
-    tmp_path: Path, args: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    write(tmp_path / "t.jsonl")
-    write(tmp_path / "nothing.jsonl", [End(0, 0, 1)])
-    (tmp_path / "existing.json").write_text("precious", encoding="utf-8")
-    (tmp_path / "foreign.jsonl").write_text('{"a": {"b": 1}}', encoding="utf-8")
-    newer = {"type": "header", "format": "opgrip-trace", "version": "2.0"}
-    (tmp_path / "newer.jsonl").write_text(json.dumps(newer), encoding="utf-8")
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    with pytest.raises(SystemExit, match="2"):
-        # argparse exits, and other errors are returned as a status
-        sys.exit(main(args))
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert shown.err.startswith("opreplay: error: ")
-    assert message in shown.err
-    assert shown.err.count("\n") == 1
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_missing_extension_is_reported(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import cheats
 import pytest
 import torch
+from example_trace import write
 from programs import ROOT, SHIPPED_TRACES, refusal, run_command, succeed
 
 from opgrip.cli.command import nearest
@@ -18,6 +19,7 @@ from opgrip.tools.opgrip import main
 from opgrip.traces import UserError, load
 from opgrip.traces.io.foreign_files import format_of, formats
 from opgrip.traces.io.shipped_traces import shipped_traces
+from opgrip.traces.schema.records import End
 
 KINDS = "choose from came, went, counts, shares, values, operators, any"
 
@@ -189,6 +191,17 @@ def test_nearest_names_match_the_start_of_a_name_or_of_its_last_part() -> None:
         ("opreplay TRACE --mode compil", "unknown mode 'compil': did you mean compile"),
         ("opreplay TRACE --op aten.adn*", "no op matches --op aten.adn*: the trace has 'aten.add.Tensor'"),
         ("opreplay TRACE --unit function --op delta2box", "the trace has 'delta_xywh_bbox_coder:delta2bbox'"),
+        ("opreplay none.jsonl", "none.jsonl cannot be read: no such file"),
+        ("opreplay foreign.jsonl", "foreign.jsonl is not a trace"),
+        ("opreplay newer.jsonl", "format version 2.0, newer than the 1.x"),
+        ("opreplay nothing.jsonl", "the trace contains no calls"),
+        ("opreplay TRACE --device cuda", "no CUDA device here"),
+        ("opreplay TRACE --iterations 0", "argument --iterations: '0' is not an integer of at least 1"),
+        ("opreplay TRACE --memory-limit 8", "'8' is 8 bytes, but at least 1 MiB is needed: add a unit, as in 8GB"),
+        ("opreplay TRACE -o results.xls", "results.xls has no known suffix: end its name in .csv, .json, .md"),
+        ("opreplay TRACE -o existing.json", "existing.json exists"),
+        ("opreplay TRACE --append", "--append needs --output"),
+        ("opreplay TRACE --values recordd", "unknown kind of values: 'recordd': did you mean recorded? see "),
         # samples
         ("opreplay samples/nmz", "unknown sample 'nmz': did you mean nms?"),
         ("opreplay samples/xyzzy", "unknown sample 'xyzzy': opgrip samples list shows all"),
@@ -241,10 +254,17 @@ def test_nearest_names_match_the_start_of_a_name_or_of_its_last_part() -> None:
     ],
 )
 def test_refused_command_line_is_answered_in_one_line(tmp_path: Path, command: str, message: str) -> None:
-    (tmp_path / "step.jsonl").touch()
+    for name in ("step.jsonl", "existing.json"):
+        (tmp_path / name).touch()
+    write(tmp_path / "nothing.jsonl", [End(0, 0, 1)])
+    (tmp_path / "foreign.jsonl").write_text('{"a": {"b": 1}}', encoding="utf-8")
+    newer = {"type": "header", "format": "opgrip-trace", "version": "2.0"}
+    (tmp_path / "newer.jsonl").write_text(json.dumps(newer), encoding="utf-8")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     texts = {"TRACE": str(TRACE), "CHEATS": cheats.__file__, "DEEP": "[" * 100_000}
     name, *words = shlex.split(re.sub("|".join(texts), lambda word: texts[word[0]], command))
     assert message in refusal(name, *words, cwd=tmp_path, in_one_line=True)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_folder_without_samples_is_reported_and_its_traces_are_replayed(tmp_path: Path) -> None:
