@@ -13,9 +13,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from openmmlab_models import NARROW
-from optional import needs, optional
+from optional import needs, optional, slow_except
 from programs import TinyNet, captured, run_command, succeed, train_tiny_net
-from shortened import slow_except
 from small_models import SMALL_PROGRAMS, TRANSFORMERS_PROGRAMS, SmallProgram
 from torch import nn
 

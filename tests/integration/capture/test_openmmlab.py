@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from counting import Counting
 from openmmlab_models import BACKBONE, DEFORMABLE_DETR, FASTER_RCNN, MASK_RCNN, NARROW, RETINANET
 from optional import needs
 from programs import flat_tensors, refusal, succeed
 from settings import rows_of, settings_of
+from small_models import Counting
 
 from opgrip.capture import Capture
 from opgrip.capture.models import load_program

@@ -21,11 +21,9 @@ import pytest
 import threads_at_once
 import torch
 from async_exceptions import MODES
-from counting import Counting
-from optional import needs
+from optional import needs, slow_except
 from programs import flat_tensors
-from shortened import slow_except
-from small_models import SMALL_PROGRAMS, TRANSFORMERS_PROGRAMS, SmallProgram
+from small_models import SMALL_PROGRAMS, TRANSFORMERS_PROGRAMS, Counting, SmallProgram
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode

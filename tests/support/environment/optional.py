@@ -3,7 +3,9 @@
 import importlib
 import importlib.util
 import shutil
+from collections.abc import Iterable
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -94,3 +96,10 @@ def is_installed(name: str) -> bool:
     except ModuleNotFoundError:
         # the parent package is missing
         return False
+
+
+def slow_except(quick: Iterable[Any], values: Iterable[Any]) -> list[Any]:
+    """Return the values of a parameter, each marked as slow unless it is one of the `quick`."""
+    quick, values = list(quick), list(values)
+    assert all(value in values for value in quick)
+    return [value if value in quick else pytest.param(value, marks=pytest.mark.slow) for value in values]

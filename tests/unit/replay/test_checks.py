@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from shortened import slow_except
+from optional import slow_except
 from torch import Tensor
 
 from opgrip.platform.precisions import read_precision

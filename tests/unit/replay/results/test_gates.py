@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from made_runs import HEADER, make_row, make_run
-from shortened import slow_except
+from optional import slow_except
 
 from opgrip.replay.reports.comparison.comparison import Outcome, compare
 from opgrip.replay.reports.comparison.results_store import join_repeats

@@ -11,8 +11,8 @@ from xml.etree import ElementTree
 
 import pytest
 from made_runs import HEADER, make_row
+from optional import slow_except
 from programs import run_command
-from shortened import slow_except
 
 from opgrip.display.figures import write_figure
 from opgrip.errors import UserError
