@@ -4,9 +4,9 @@ import math
 from collections.abc import Callable
 from functools import partial
 from itertools import product
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-import loss_originals
 import loss_references
 import numpy as np
 import pytest
@@ -74,57 +74,127 @@ def masks(draw: Draw, count: int, points: int) -> Arguments:
     return draw.normal(count, 16, 24, grad=True), draw.mask(count, 64, 96), float(count), None, points
 
 
+def gaussian_focal_loss(pred: Tensor, target: Tensor, *rest: Any) -> Any:
+    original = optional("mmdet.models.losses.gaussian_focal_loss").gaussian_focal_loss
+    return original(pred, target, *rest[:3], **dict(zip(("alpha", "gamma"), rest[3:], strict=False)))
+
+
+def sigmoid_focal_loss(*arguments: Any) -> Any:
+    return optional("mmdet.models.losses.focal_loss").py_sigmoid_focal_loss(*arguments)
+
+
+def varifocal_loss(*arguments: Any) -> Any:
+    return optional("mmdet.models.losses.varifocal_loss").varifocal_loss(*arguments)
+
+
+def kd_kl_loss(pred: Tensor, soft_label: Tensor, temperature: float, *rest: Any) -> Any:
+    original = optional("mmdet.models.losses.kd_loss").knowledge_distillation_kl_div_loss
+    return original(pred, soft_label, *rest, T=temperature)
+
+
+def edge_wbceloss(edge_pred: Tensor, edge_target: Tensor) -> Any:
+    losses = optional("mmseg.models.losses.boundary_loss")
+    return losses.BoundaryLoss(loss_weight=10.0)(edge_pred, edge_target)
+
+
+def label_smooth_celoss(scores: Tensor, label: Tensor, smooth_ratio: float = 0.1) -> Any:
+    return F.cross_entropy(scores, label.long().view(-1), label_smoothing=smooth_ratio)
+
+
+def contrastive_loss(images: Tensor, texts: Tensor, logit_scale: Tensor) -> Any:
+    clip = optional("transformers.models.clip.modeling_clip")
+    images, texts = (features / clip._get_vector_norm(features) for features in (images, texts))
+    return clip.image_text_contrastive_loss(texts @ images.t() * logit_scale.exp())
+
+
+def detr_loss_cardinality(outputs: dict[str, Tensor], targets: list[dict[str, Tensor]]) -> Any:
+    losses = optional("transformers.loss.loss_for_object_detection")
+    known = [{"class_labels": target["labels"]} for target in targets]
+    return losses.ImageLoss.loss_cardinality(None, {"logits": outputs["pred_logits"]}, known, None, None)
+
+
+def mask_point_loss(preds: Tensor, targets: Tensor, num_masks: float, points: None, num_points: int) -> Any:
+    mask2former = optional("transformers.models.mask2former.modeling_mask2former")
+    config = optional("transformers").Mask2FormerConfig(num_labels=3, train_num_points=num_points)
+    every = torch.arange(len(preds))
+    losses = mask2former.Mask2FormerLoss(config, {}).loss_masks(
+        preds.unsqueeze(0), [targets.float()], [(every, every)], num_masks
+    )
+    return losses["loss_mask"], losses["loss_dice"]
+
+
+def denoising_queries(
+    boxes: list[Tensor], labels: list[Tensor], sizes: Any, embedding: Tensor, matching: int, *rest: Any
+) -> Any:
+    layers = optional("mmdet.models.layers.transformer.dino_layers")
+    pairs, label_noise, box_noise = (*rest, *(100, 0.5, 1.0)[len(rest) :])
+    made = layers.CdnQueryGenerator(
+        *embedding.shape, matching, label_noise, box_noise, {"dynamic": True, "num_dn_queries": pairs}
+    )
+    del made.label_embedding
+    made.label_embedding = lambda index: F.embedding(index, embedding)
+    # the embedding has drawn random numbers
+    torch.manual_seed(0)
+    *results, meta = made(
+        [
+            SimpleNamespace(img_shape=size, gt_instances=SimpleNamespace(bboxes=own, labels=kinds))
+            for own, kinds, size in zip(boxes, labels, sizes, strict=True)
+        ]
+    )
+    return *results, meta["num_denoising_groups"]
+
+
 ORIGINALS: list[tuple[Callable[..., Any], list[Maker]]] = [
     (
-        loss_originals.gaussian_focal_loss,
+        gaussian_focal_loss,
         [heatmaps, lambda draw: (*heatmaps(draw), draw.uniform(2, 3, 16, 16), "none")],
     ),
     (
-        loss_originals.sigmoid_focal_loss,
+        sigmoid_focal_loss,
         [
             scores,
             lambda draw: (*scores(draw), draw.uniform(12), 1.5, 0.4, "none"),
         ],
     ),
     (
-        loss_originals.varifocal_loss,
+        varifocal_loss,
         [overlaps, lambda draw: (*overlaps(draw), draw.uniform(12, 5), 0.6, 1.5, False, "sum")],
     ),
     (
-        loss_originals.kd_kl_loss,
+        kd_kl_loss,
         [
             lambda draw: (*teaching(draw), 10.0),
             lambda draw: (*teaching(draw), 2.0, draw.uniform(6), "mean", 4.0),
         ],
     ),
-    (loss_originals.edge_wbceloss, [edges, lambda draw: edges(draw, share=0.0)]),
+    (edge_wbceloss, [edges, lambda draw: edges(draw, share=0.0)]),
     (
-        loss_originals.label_smooth_celoss,
+        label_smooth_celoss,
         [
             lambda draw: (draw.normal(5, 7, grad=True), draw.integers(5, high=7)),
             lambda draw: (draw.normal(5, 7, grad=True), draw.integers(5, 1, high=7).float(), 0.3),
         ],
     ),
     (
-        loss_originals.contrastive_loss,
+        contrastive_loss,
         [
             lambda draw: (draw.normal(6, 8, grad=True), draw.normal(6, 8, grad=True), torch.tensor(2.6)),
             lambda draw: (draw.normal(1, 8), draw.normal(1, 8), torch.tensor(2.6, requires_grad=True)),
         ],
     ),
     (
-        loss_originals.detr_loss_cardinality,
+        detr_loss_cardinality,
         [lambda draw: detections(draw, 3), lambda draw: detections(draw, 0, 14, 20)],
     ),
     (
-        loss_originals.mask_point_loss,
+        mask_point_loss,
         [
             lambda draw: masks(draw, 1, 64),
             lambda draw: masks(draw, 5, 100),
         ],
     ),
     (
-        loss_originals.denoising_queries,
+        denoising_queries,
         [lambda draw: truths(draw, 4), lambda draw: truths(draw, 30, 2, rest=(10, 1.0, 0.4))],
     ),
 ]
