@@ -67,6 +67,7 @@ def specs_of(trace: Trace, op: str) -> list[Any]:
     return [list(tensors(item.args)) for item in trace.signatures if item.op == op]
 
 
+@pytest.mark.slow
 def test_operators_are_recorded_forward_and_backward_and_replay(tmp_path: Path) -> None:
     path = tmp_path / "pooling.jsonl"
     done = succeed("opcapture", "--model", "opinfo:nn.functional.avg_pool2d", "--per-dtype", "1", "-o", path)
@@ -103,6 +104,7 @@ def test_same_seed_gives_the_same_samples_in_any_selection(tmp_path: Path) -> No
     assert values(one) == values(two) != values(other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "options", "problem"),
     [

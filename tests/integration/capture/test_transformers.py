@@ -13,7 +13,7 @@ from opgrip.capture.models.sources import ModelOptions
 from opgrip.capture.models.transformers import architectures, usual_class
 from opgrip.traces import UserError, load
 
-pytestmark = needs("transformers")
+pytestmark = [needs("transformers"), pytest.mark.slow]
 SMALL = ("small",)
 KINDS = {
     "encoder": "bert",
@@ -31,7 +31,6 @@ def options(run: str, **others: object) -> ModelOptions:
     return ModelOptions(run=run, cfg_options=SMALL, batch_size=2, sequence_length=12, **others)  # type: ignore[arg-type]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "run"), [("decoder", "predict"), ("encoder-decoder", "loss"), *((kind, "train") for kind in KINDS)]
 )
@@ -46,7 +45,6 @@ def test_models_of_all_kinds_run(kind: str, run: str) -> None:
     assert all(output.isfinite().all() for output in outputs if output.is_floating_point())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "t5"])
 def test_text_is_generated_token_by_token(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)

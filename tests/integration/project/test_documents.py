@@ -1,6 +1,7 @@
 """Documents: their commands work when typed in order, the notebook runs, and the site builds."""
 
 import base64
+import functools
 import gzip
 import json
 import os
@@ -33,7 +34,10 @@ sys.path.insert(0, str(ROOT / "tests/support/fuzz"))
 
 from foreign_seeds import BUILDERS
 
-PARSERS = {"opcapture": capture_parser, "opreplay": replay_parser, "opgrip": opgrip_parser}
+PARSERS = {
+    name: functools.cache(make)
+    for name, make in {"opcapture": capture_parser, "opreplay": replay_parser, "opgrip": opgrip_parser}.items()
+}
 PROGRAMS = (*PARSERS, "pytest", "torchrun")
 CONFIG = re.compile(r"[\w.-]+_coco\.py\b")  # configuration files that mmdet ships
 STAND_IN = "builtin:faster_rcnn"

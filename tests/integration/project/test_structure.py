@@ -72,12 +72,12 @@ def python_files(folder: str) -> Iterator[Path]:
 
 def lines_by_folder() -> Counter[str]:
     """Return the lines of each second-level folder; files directly in a package count under the package."""
-    texts = {
-        folder: [path.read_text(encoding="utf-8") for path in python_files(folder)] for folder in ("samples", "tests")
-    }
-    lines = Counter({folder: sum(len(text.splitlines()) for text in texts[folder]) for folder in texts})
-    for source in product_files():
-        lines["/".join(source.path.relative_to(ROOT).parts[:-1][:2])] += source.lines
+    lines: Counter[str] = Counter()
+    for package in (*PACKAGES, "samples", "tests"):
+        for path in python_files(package):
+            folders = path.relative_to(ROOT).parts[:-1]
+            name = "/".join(folders[:2]) if package in PACKAGES else package
+            lines[name] += len(path.read_text(encoding="utf-8").splitlines())
     return lines
 
 
@@ -97,11 +97,13 @@ def test_folders_keep_their_budget_of_lines() -> None:
     assert budget_errors(BUDGET["lines"], lines_by_folder()) == []
 
 
+@pytest.mark.slow
 def test_documentation_is_a_small_part_of_the_product() -> None:
     documentation = sum(source.documentation for source in product_files())
     assert 100 * documentation / sum(source.lines for source in product_files()) <= BUDGET["documentation_percent"]
 
 
+@pytest.mark.slow
 def test_few_private_functions_have_a_docstring() -> None:
     functions = [node for source in product_files() for node in source.functions]
     private = [node for node in functions if node.name.startswith("_") and not node.name.startswith("__")]
@@ -109,6 +111,7 @@ def test_few_private_functions_have_a_docstring() -> None:
     assert 100 * len(documented) / len(private) <= BUDGET["documented_private_functions_percent"]
 
 
+@pytest.mark.slow
 def test_files_and_folders_are_not_too_large() -> None:
     files = Counter(source.path.parent for source in product_files())
     assert len(product_files()) > 250
@@ -116,6 +119,7 @@ def test_files_and_folders_are_not_too_large() -> None:
     assert [f"{folder}: {count}" for folder, count in files.items() if count > MOST_FILES] == []
 
 
+@pytest.mark.slow
 def test_no_function_has_more_than_80_lines() -> None:
     long = {
         f"{source.name} {node.name}"
@@ -126,6 +130,7 @@ def test_no_function_has_more_than_80_lines() -> None:
     assert long == {LONG_FUNCTION}
 
 
+@pytest.mark.slow
 def test_packages_have_few_loose_files_and_names_of_files_are_rarely_repeated() -> None:
     modules = [source.path for source in product_files() if not source.path.name.startswith("__")]
     loose = Counter(path.parent.name for path in modules if path.parent.parent == ROOT)
@@ -134,6 +139,7 @@ def test_packages_have_few_loose_files_and_names_of_files_are_rarely_repeated() 
     assert {name: count for name, count in names.items() if count > MOST_OF_A_NAME} == {}
 
 
+@pytest.mark.slow
 def test_no_two_public_classes_have_the_same_name() -> None:
     classes: dict[str, list[str]] = {}
     for source in product_files():

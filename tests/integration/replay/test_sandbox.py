@@ -423,6 +423,7 @@ def test_random_numbers_of_the_same_generator_are_not_those_of_an_earlier_run(tr
     assert row_of(trace, "randn", "aten.randn.generator", file=str(tmp_path / "drawing.py")).error is None
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "name",
