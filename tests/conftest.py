@@ -77,15 +77,6 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 @contextmanager
-def turn(path: Path, gate: Path, alone: bool) -> Iterator[None]:
-    """Hold the lock of the file or folder `path` during the block. Processes get it in the order of their requests."""
-    with ExitStack() as stack:
-        with _locked(gate, fcntl.LOCK_EX):
-            stack.enter_context(_locked(path, fcntl.LOCK_EX if alone else fcntl.LOCK_SH))
-        yield
-
-
-@contextmanager
 def _locked(path: Path, kind: int) -> Iterator[None]:
     number = os.open(path, os.O_RDONLY)
     try:
@@ -99,11 +90,13 @@ def _locked(path: Path, kind: int) -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Run a test marked `alone` while no other process runs a test."""
+    """Run a test marked `alone` while no other process runs a test; processes take turns in the order they ask."""
     if "PYTEST_XDIST_WORKER" not in os.environ:
         return (yield)
-    here = Path(__file__)
-    with turn(here.parent, here, alone=item.get_closest_marker("alone") is not None):
+    here, kind = Path(__file__), fcntl.LOCK_SH if item.get_closest_marker("alone") is None else fcntl.LOCK_EX
+    with ExitStack() as stack:
+        with _locked(here, fcntl.LOCK_EX):
+            stack.enter_context(_locked(here.parent, kind))
         return (yield)
 
 
@@ -164,11 +157,6 @@ class Passed:
         self._cache.set(KEPT, sorted(self._passed - self._failed))
 
 
-def find_passed_tests(items: list[pytest.Item], cache: pytest.Cache) -> list[pytest.Item]:
-    passed = set(cache.get(KEPT, []))
-    return [item for item in items if item.nodeid in passed and item.get_closest_marker("slow") is None]
-
-
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--not-passed", action="store_true", help="skip quick tests that passed in the last run")
 
@@ -186,7 +174,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out tests by `--not-passed`, and sort the others: slow tests first, tests marked `alone` last."""
     if config.getoption("--not-passed") and config.cache is not None:
-        passed = set(find_passed_tests(items, config.cache))
+        ids = set(config.cache.get(KEPT, []))
+        passed = {item for item in items if item.nodeid in ids and item.get_closest_marker("slow") is None}
         config.hook.pytest_deselected(items=list(passed))
         items[:] = [item for item in items if item not in passed]
     items.sort(key=order_of)

@@ -20,21 +20,6 @@ from opgrip.traces import load
 FAST = ("--iterations", "1", "--warmup", "0")
 
 
-@pytest.mark.slow
-def test_every_signature_of_the_builtin_detector_is_replayed(detector_trace: Path, tmp_path: Path) -> None:
-    output = tmp_path / "results.json"
-    done = succeed("opreplay", detector_trace, *FAST, "-o", output)
-    rows = Results.load(output).frame
-    assert len(rows) == len(load(detector_trace).signatures)
-    assert set(rows["status"]) == {"ok"}
-    assert rows["faithful"].all()
-    assert rows["share"].is_monotonic_decreasing
-    assert rows["share"].sum() == pytest.approx(1)
-    assert (rows["median_us"] > 0).all()
-    assert rows["count"].sum() == len(load(detector_trace).calls)
-    assert f"{len(rows):,} cases: {len(rows):,} ok" in done.stderr
-
-
 def test_operators_and_modules_are_selected_by_patterns(detector_trace: Path, tmp_path: Path) -> None:
     output = tmp_path / "results.json"
     chosen = ("--op", "aten.conv*", "--op", "aten.relu*", "--module", "backbone.*")

@@ -99,11 +99,6 @@ def _end_of_fork(reply: socket.socket) -> int:
     return status
 
 
-def run_proof(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
-    """Replace `subprocess.run` for a sample's import check (`check_import`): run it in a fork."""
-    return run_forked(command[1:], options["cwd"], options["env"], options["timeout"])
-
-
 def start_worker(command: Sequence[str], **options: Any) -> Any:
     """Replace `subprocess.Popen` for the worker of a replay (`sandbox.Child`): start it in a fork.
 
@@ -142,8 +137,11 @@ def _adopt_orphans(on: bool) -> None:
 # replacement of the module `subprocess` in `opgrip.platform.sandbox` for tests
 WORKERS = SimpleNamespace(**{**vars(subprocess), "Popen": start_worker})
 
-# Replacement of the module `subprocess` in `proof` for tests.
-PROVING = SimpleNamespace(run=run_proof, TimeoutExpired=subprocess.TimeoutExpired)
+# replacement of the module `subprocess` for a sample's import check, which runs in a fork
+PROVING = SimpleNamespace(
+    run=lambda command, cwd, env, timeout, **_: run_forked(command[1:], cwd, env, timeout),
+    TimeoutExpired=subprocess.TimeoutExpired,
+)
 
 
 def can_fork(env: Mapping[str, str] | None) -> bool:
