@@ -60,6 +60,7 @@ def test_help_version_and_usage_errors_load_neither_torch_nor_pandas(command: st
     assert json.loads(done.stdout) == [[words, []] for words in lines]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [[program_path(name)] for name in ENTRIES] + [[sys.executable, "-m", "opgrip"]])
 def test_every_command_prints_its_version(command: list[str]) -> None:
     done = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False)

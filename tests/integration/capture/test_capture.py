@@ -539,6 +539,7 @@ def test_invalid_arguments_are_reported_in_python_terms(tmp_path: Path) -> None:
         capture(torch.nn.Softmax(dim=0), tmp_path / "other.jsonl", torch.ones(3), run="train")
 
 
+@pytest.mark.slow
 def test_functions_and_extensions_are_given_as_a_list_or_a_string(tmp_path: Path) -> None:
     names = ["programs:TinyNet.forward", "torch.nn.modules.linear:Linear.forward"]
     for grip in (names, names[0]):

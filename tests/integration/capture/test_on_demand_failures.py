@@ -85,6 +85,7 @@ def test_agent_recovers_from_too_many_open_files(agent: Agent, monkeypatch: Any)
     assert agent.failures == {"OSError: [Errno 24] Too many open files": 2}
 
 
+@pytest.mark.slow
 def test_multiprocessing_children_leave_no_socket(tmp_path: Path) -> None:
     (tmp_path / "children.py").write_text(CHILDREN, encoding="utf-8")
     done = run_python("children.py", cwd=tmp_path, env=environment(tmp_path), fresh=True)

@@ -390,6 +390,7 @@ def test_each_asynchronous_exception_is_raised_exactly_once(tmp_path: Path, mode
     assert async_exceptions.check(mode, 45, 1, tmp_path) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [item for item in slowly if item.values[0] != "last 100"])
 def test_concurrent_threads_with_new_signatures_leave_a_valid_trace(tmp_path: Path, mode: str) -> None:
     sys.setswitchinterval(threads_at_once.SWITCH_S)

@@ -125,7 +125,7 @@ def calls_scaled(trace: Trace, factor: int) -> tuple[Counter[str], int]:
         (ConvNet, images, torch.contiguous_format, 0.95),
         (ConvNet, images, torch.channels_last, 0.95),
         # `nn.MultiheadAttention` moves the batch to the second dimension
-        (Block, words, torch.contiguous_format, 0.5),
+        pytest.param(Block, words, torch.contiguous_format, 0.5, marks=pytest.mark.slow),
     ],
 )
 def test_scaled_batch_has_the_calls_of_a_larger_one(

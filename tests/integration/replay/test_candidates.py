@@ -439,6 +439,7 @@ def test_time_below_the_limit_of_the_machine_is_doubtful(trace: Path, transpose_
     assert held_to_limits([replace(row, median_us=90.0)], ceilings, workload)[0].doubts == ""
 
 
+@pytest.mark.slow
 def test_saving_is_the_sum_over_signatures(trace: Path) -> None:
     verdict = judge({SOFTMAX: OPERATOR}, trace, iterations=5)
     frame = verdict.frame

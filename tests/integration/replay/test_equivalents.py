@@ -146,6 +146,7 @@ def zoo_signatures() -> Sequence[Signature]:
     return load(ROOT / "traces/zoo_500.jsonl.gz").signatures
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [*ATTENTIONS, SDPBackend.MATH], ids=lambda kind: kind.name)
 def test_cpu_attention_runs_as_the_kernel_that_a_device_chooses(kind: SDPBackend, elsewhere: list[SDPBackend]) -> None:
     elsewhere.append(kind)

@@ -220,6 +220,7 @@ def test_opreplay_prints_and_draws_the_roofline(detector_trace: Path, tmp_path: 
     assert f"{len(dots)} cases: {len(dots)} ok" in shown.stderr
 
 
+@pytest.mark.slow
 def test_rows_have_their_limits_and_bounds(detector_trace: Path, tmp_path: Path, measured: dict[str, str]) -> None:
     output = tmp_path / "rows.json"
     words = ("--unit", "module", "--module", "backbone.*", "--top", "2", "--roofline", "-o", output)

@@ -243,6 +243,7 @@ def test_replay_ends_with_its_error_if_the_trace_is_of_this_machine(tiny_trace: 
     assert json.loads((tmp_path / "r.json").read_bytes())["fidelity"]["error"] == run.fidelity.error
 
 
+@pytest.mark.slow
 def test_times_of_other_machines_and_other_ways_to_run_are_not_compared(tiny_trace: Path, tmp_path: Path) -> None:
     header, *records = tiny_trace.read_text(encoding="utf-8").splitlines()
     facts = json.loads(header)

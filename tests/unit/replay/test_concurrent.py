@@ -95,7 +95,7 @@ def test_kernels_run_concurrently_and_are_each_timed_under_load() -> None:
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("function", [busy, locked])
+@pytest.mark.parametrize("function", [pytest.param(busy, marks=pytest.mark.slow), locked])
 def test_function_that_holds_the_interpreter_lock_does_not_overlap(function: Callable[..., Any]) -> None:
     rows = measured(*(timed_function_of(function, number) for number in range(3)), count=3)
     overlaps = [row.overlap for row in rows if row.overlap is not None]

@@ -403,6 +403,7 @@ def test_check_with_the_times_of_the_choice_is_refused(distilled_folder: Path, t
         assert not (tmp_path / "bench.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_shipped_baseline_times_are_the_represented_times(tmp_path: Path) -> None:
     bench = tmp_path / "bench.jsonl"
     options = ("--cases", "5", "--times", "baseline", "-o", bench)
@@ -451,6 +452,7 @@ def test_files_of_one_name_are_separate_traces(distilled_folder: Path, tmp_path:
     assert sorted(case.key for case in make_cases(load(tmp_path / "bench.jsonl"))) == sorted(distilled.keys)
 
 
+@pytest.mark.slow
 def test_chosen_case_keeps_the_calls_around_it(tmp_path: Path) -> None:
     whole = load(SHIPPED)
     corpus = read_corpus([str(SHIPPED)])
