@@ -205,7 +205,7 @@ def why_not(name: str, pasted: Pasted) -> str | None:
     words = shlex.split(pasted.command, comments=True)
     options = dict(zip(words, [*words[1:], ""], strict=True))
     if words[:3] == ["opgrip", "zoo", "make"]:
-        return "it writes into the package, and takes long: tests/integration/traces/corpus/test_corpus.py does it in small"
+        return "it writes into the package, and takes long: test_corpus.py does it in small"
     if "--on-demand" in words or (words[:1] == ["opcapture"] and VERBS.keys() & set(words[1:2])):
         return "it is about a program that keeps running: tests/integration/capture/test_on_demand.py"
     if words[:2] == ["opgrip", "autostart"]:
