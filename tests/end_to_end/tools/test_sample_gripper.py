@@ -1,7 +1,5 @@
 """`grip` as users write it: their program behaves the same, and the sample runs without the project."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

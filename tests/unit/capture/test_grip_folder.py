@@ -1,7 +1,5 @@
 """Sample folders of gripped functions: they run without the project, and existing files are not overwritten."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """Names that an extracted function needs: exactly its helpers, constants and imports are copied."""
 
-from __future__ import annotations
-
 import ast
 import linecache
 from collections.abc import Callable

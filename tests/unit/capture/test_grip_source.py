@@ -1,7 +1,5 @@
 """Extraction of functions of generated projects, and of methods and classes with the members that they use."""
 
-from __future__ import annotations
-
 import linecache
 import sys
 import warnings

@@ -1,7 +1,5 @@
 """The machine's memory, precisions and accelerators, private names of torch, and short messages for errors."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import sys
