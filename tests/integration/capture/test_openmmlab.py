@@ -12,7 +12,7 @@ from openmmlab_models import BACKBONE, DEFORMABLE_DETR, FASTER_RCNN, MASK_RCNN, 
 from optional import needs
 from programs import flat_tensors, refusal, succeed
 from settings import rows_of, settings_of
-from small_models import Counting
+from versions import Counting
 
 from opgrip.capture import Capture
 from opgrip.capture.models import load_program

@@ -23,10 +23,11 @@ import torch
 from async_exceptions import MODES
 from optional import needs, slow_except
 from programs import flat_tensors
-from small_models import SMALL_PROGRAMS, TRANSFORMERS_PROGRAMS, Counting, SmallProgram
+from small_models import SMALL_PROGRAMS, TRANSFORMERS_PROGRAMS, SmallProgram
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+from versions import Counting
 
 from opgrip.capture import Capture
 from opgrip.capture.hooks.dispatch import RecordingMode

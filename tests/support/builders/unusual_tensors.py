@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from versions import has_dtype
 
 Made = Callable[[], torch.Tensor]
 
@@ -93,7 +92,7 @@ STRIDED: dict[str, Made] = {
     "int4": lambda: torch.arange(100, dtype=torch.uint8).view(torch.int4),
     "bits16": lambda: torch.arange(100, dtype=torch.uint8).view(torch.bits16),
 }
-if has_dtype("float4_e2m1fn_x2"):
+if hasattr(torch, "float4_e2m1fn_x2"):
     STRIDED["float4"] = lambda: torch.arange(100, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
 UNUSUAL = SPARSE | QUANTIZED | NESTED
 ALL = UNUSUAL | STRIDED

@@ -1,5 +1,6 @@
-"""Features that some of the supported torch versions lack, each declared once."""
+"""Features that some of the supported torch versions lack, and an independent count of operators."""
 
+from collections import Counter
 from typing import Any
 
 import torch
@@ -11,13 +12,15 @@ TORCH = tuple(map(int, torch.__version__.split(".")[:2]))  # installed version, 
 REMOVED_OPERATORS = frozenset({"aten.cholesky"})
 
 
-class _Counter(TorchDispatchMode):
+class Counting(TorchDispatchMode):
+    """Counter of operators, which shares no code with the recorder that it checks."""
+
     def __init__(self) -> None:
         super().__init__()
-        self.calls = 0
+        self.counts: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.calls += 1
+        self.counts[str(func)] += 1
         return func(*args, **(kwargs or {}))
 
 
@@ -26,27 +29,12 @@ def has_detached_views() -> bool:
 
     This happens with torch 2.6.
     """
-    x, outer, inner = torch.ones(2), _Counter(), _Counter()
+    x, outer, inner = torch.ones(2), Counting(), Counting()
     with outer, inner:
         x.view(torch.int16)
-    return outer.calls > inner.calls
-
-
-def shows_reductions() -> bool:
-    """Return True if a collective's call shows its reduction; with torch 2.6 it does not."""
-    return hasattr(torch.classes.c10d.ReduceOp(), "op")
-
-
-def has_dtype(name: str) -> bool:
-    """Return True if torch has a dtype, such as `float4_e2m1fn_x2`, which torch 2.6 lacks."""
-    return hasattr(torch, name)
+    return outer.counts.total() > inner.counts.total()
 
 
 def is_removed(operator: str) -> bool:
     namespace, packet = operator.split(".")[:2]
     return f"{namespace}.{packet}" in REMOVED_OPERATORS and not hasattr(getattr(torch.ops, namespace), packet)
-
-
-def leaves_compiled_code_under_modes() -> bool:
-    """Return True if a compiled region under a mode is compiled once; torch 2.6 compiles it at each call."""
-    return hasattr(TorchDispatchMode, "ignore_compile_internals")

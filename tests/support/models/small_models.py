@@ -1,6 +1,5 @@
 """Small complete models of many kinds, each newly built, with a step of training and one of inference."""
 
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +11,6 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
 from torch.nn.utils.rnn import pack_padded_sequence
 from torch.optim import SGD, Adam, AdamW, Optimizer
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from opgrip.samples.models.faster_rcnn import faster_rcnn
@@ -293,15 +291,3 @@ SMALL_PROGRAMS: dict[str, Callable[[], SmallProgram]] = {
     "detector": detector,
 }
 TRANSFORMERS_PROGRAMS: dict[str, Callable[[], SmallProgram]] = {"bert": bert, "gpt-2": gpt2}
-
-
-class Counting(TorchDispatchMode):
-    """Counter of operators, which shares no code with the recorder that it checks."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.counts[str(func)] += 1
-        return func(*args, **(kwargs or {}))
