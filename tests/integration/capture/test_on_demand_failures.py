@@ -47,13 +47,8 @@ if __name__ == "__main__":
 
 
 @pytest.fixture
-def sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(short_name(tmp_path)))
-    return tmp_path / "opgrip"
-
-
-@pytest.fixture
-def agent(sockets: Path) -> Iterator[Agent]:
     agent = Agent(AgentSettings("here"))
     yield agent
     agent.close()

@@ -169,19 +169,13 @@ def test_threshold_table_is_written_as_it_is_read(table: Path, tmp_path: Path) -
 CAPTURED: dict[str, Any] = {"missing": {}, "surplus": {}, "dropped": 0, "is_same": True}
 
 
-@pytest.fixture
-def coverage() -> ModuleType:
+def test_coverage_page_equals_its_journal() -> None:
     # load it by path, since pytest-cov's package has the same name
-    path = ROOT / "benchmarks/coverage.py"
-    spec = util.spec_from_file_location("coverage_of_models", path)
+    spec = util.spec_from_file_location("coverage_of_models", ROOT / "benchmarks/coverage.py")
     assert spec is not None
     assert spec.loader is not None
-    module = util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_coverage_page_equals_its_journal(coverage: ModuleType) -> None:
+    coverage = util.module_from_spec(spec)
+    spec.loader.exec_module(coverage)
     outcomes = list(coverage.read_journal(coverage.JOURNAL).values())
     available = json.loads(coverage.AVAILABLE.read_text())
     assert (ROOT / "docs/coverage.md").read_text(encoding="utf-8") == page(outcomes, available)

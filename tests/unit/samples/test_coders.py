@@ -65,22 +65,6 @@ def learning(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     )
 
 
-CONFIGURATIONS = [
-    pytest.param(name, configuration, id=f"{name}, {configuration}")
-    for name in [*ORIGINALS, "yolo_decode", "yolo_encode"]
-    for configuration in samples()[name].configurations
-]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "configuration"), CONFIGURATIONS)
-def test_coder_equals_that_of_mmdetection(name: str, configuration: str) -> None:
-    optional("mmdet")
-    one = samples()[name]
-    make = partial(one.arguments, configuration)
-    compare_with(original(name), one.function, lambda: learning(make()), one.rtol, one.atol)
-
-
 def deltas(draw: Draw, count: int = 20, classes: int = 3, std: float = 3.0) -> tuple[Tensor, Tensor]:
     """Return boxes, and deltas so large that many results are clipped."""
     return draw.boxes(count), draw.normal(count, 4 * classes, std=std)
@@ -120,20 +104,6 @@ OPTIONS: list[tuple[str, Callable[[Draw], tuple[Any, ...]], dict[str, Any], dict
     ("yolo_decode", lambda draw: (*deltas(draw, classes=1), 16), {}, None),
     ("yolo_encode", lambda draw: (*pairs(draw), 16), {"eps": 0.2}, None),
 ]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "make", "options", "theirs"), OPTIONS)
-def test_options_behave_as_in_mmdetection(
-    name: str, make: Callable[[Draw], tuple[Any, ...]], options: dict[str, Any], theirs: dict[str, Any] | None
-) -> None:
-    optional("mmdet")
-    one = samples()[name]
-    expected, ours = (
-        partial(original(name), **(options if theirs is None else theirs)),
-        partial(one.function, **options),
-    )
-    compare_with(expected, ours, lambda: learning(make(Draw(1))), 1e-5, 1e-4)
 
 
 def offsets_by_loop(boxes: Tensor, gt: Tensor, weights: tuple[float, ...] = (1, 1, 1, 1)) -> Tensor:
@@ -313,19 +283,30 @@ ASSIGNER_ORIGINALS: dict[str, Function] = {
     "dynamic_soft_label_assign": mmdet_dynamic,
 }
 
-ASSIGNER_CONFIGURATIONS = [
+CONFIGURATIONS = [
     pytest.param(name, configuration, id=f"{name}, {configuration}")
-    for name in ASSIGNER_ORIGINALS
+    for name in [*ORIGINALS, "yolo_decode", "yolo_encode", *ASSIGNER_ORIGINALS]
     for configuration in samples()[name].configurations
 ]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "configuration"), ASSIGNER_CONFIGURATIONS)
-def test_assignment_equals_that_of_mmdetection(name: str, configuration: str) -> None:
+def compare_with_mmdetection(
+    name: str, make: Callable[[], tuple[Any, ...]], ours: Any, theirs: Any, *within: float
+) -> None:
+    """Compare results, and those of coders also in their gradients."""
     optional("mmdet")
+    is_assigner = name in ASSIGNER_ORIGINALS
+    expected = partial(ASSIGNER_ORIGINALS[name] if is_assigner else original(name), **theirs)
+    compare_with(
+        expected, partial(samples()[name].function, **ours), make if is_assigner else lambda: learning(make()), *within
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "configuration"), CONFIGURATIONS)
+def test_function_equals_that_of_mmdetection(name: str, configuration: str) -> None:
     one = samples()[name]
-    compare_with(ASSIGNER_ORIGINALS[name], one.function, partial(one.arguments, configuration), one.rtol, one.atol)
+    compare_with_mmdetection(name, partial(one.arguments, configuration), {}, {}, one.rtol, one.atol)
 
 
 def overlaps(draw: Draw, truths: int = 5, boxes: int = 300) -> tuple[Any, ...]:
@@ -392,13 +373,12 @@ ASSIGNER_OPTIONS: list[tuple[str, Callable[[Draw], tuple[Any, ...]], dict[str, A
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "make", "options"), ASSIGNER_OPTIONS)
-def test_options_of_assigners_behave_as_in_mmdetection(
-    name: str, make: Callable[[Draw], tuple[Any, ...]], options: dict[str, Any]
+@pytest.mark.parametrize(("name", "make", "options", "theirs"), [*OPTIONS, *((*row, None) for row in ASSIGNER_OPTIONS)])
+def test_options_behave_as_in_mmdetection(
+    name: str, make: Callable[[Draw], tuple[Any, ...]], options: dict[str, Any], theirs: dict[str, Any] | None
 ) -> None:
-    optional("mmdet")
-    ours = partial(samples()[name].function, **options)
-    compare_with(partial(ASSIGNER_ORIGINALS[name], **options), ours, lambda: make(Draw(1)), 1e-5, 1e-5)
+    named = options if theirs is None else theirs
+    compare_with_mmdetection(name, lambda: make(Draw(1)), options, named, 1e-5, 1e-4)
 
 
 @pytest.mark.slow
