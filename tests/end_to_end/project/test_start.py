@@ -208,7 +208,6 @@ def randomness(request: pytest.FixtureRequest) -> random.Random:
 
 
 def killed(command: list[Any], folder: Path, after_s: float) -> bool:
-    """Run a command and kill it after some time; return True if it was still running."""
     with subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
         try:
             _, errors = process.communicate(timeout=after_s)
@@ -242,7 +241,6 @@ def test_killed_capture_lacks_at_most_its_last_second(tmp_path: Path, randomness
 
 
 def rows_kept(folder: Path) -> dict[int, list[dict[str, Any]]]:
-    """Return the rows of each case that a replay has written to disk so far."""
     journal = folder / "r.json.journal"
     if (folder / "r.json").exists():
         frame: pd.DataFrame = Results.load(folder / "r.json").frame
@@ -417,7 +415,6 @@ assert len(load("zoo:built-in_faster-rcnn.predict").calls)
 
 
 def install(source: Path, folder: Path, *options: str) -> None:
-    """Build a wheel and install it into a folder without network access."""
     words = (
         "-m",
         "pip",
@@ -435,7 +432,6 @@ def install(source: Path, folder: Path, *options: str) -> None:
 
 
 def traces_in(folder: Path) -> dict[str, str]:
-    """Return the zoo traces that packages installed in a folder contain, each with its folder."""
     env = os.environ | {"PYTHONPATH": str(folder)}
     done = subprocess.run(
         [sys.executable, "-c", INSTALLED], cwd=folder, env=env, capture_output=True, text=True, check=False

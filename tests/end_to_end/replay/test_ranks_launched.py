@@ -113,7 +113,6 @@ def capture(folder: Path, count: int, *names: str) -> None:
 
 
 def replay_all(folder: Path, count: int, *replays: tuple[str, object, dict[str, Any]]) -> dict[str, Any]:
-    """Return, by name, rank 0's results of replaying each trace with its options."""
     (folder / "replay.py").write_text(REPLAY, encoding="utf-8")
     done = launch(folder, count, "replay.py", json.dumps(replays))
     assert done.returncode == 0, done.stderr
@@ -136,7 +135,6 @@ def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def exchanges_of(path: Path, process: int = 0) -> int:
-    """Return the number of collectives that a process of a merged trace called."""
     trace = load(path, partial=False)
     numbers = [signature.number for signature in trace.signatures if is_exchange(signature)]
     calls = trace.calls[trace.calls["process"] == process]

@@ -154,7 +154,6 @@ QUICK: dict[str, Any] = {"iterations": 1, "warmup": 0, "cache": "warm"}
 
 @pytest.fixture(scope="module")
 def mixed_folder(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Path:
-    """Create a folder of four traces, one of which has a function that the others lack."""
     mixed = tmp_path_factory.mktemp("mixed")
     for name in ("a", "b", "c"):
         shutil.copy(folder / "net.predict.jsonl", mixed / f"{name}.jsonl")

@@ -44,8 +44,6 @@ LINES = 2000  # lines of the terminal, enough that no output scrolls off
 
 @dataclass(frozen=True)
 class Shown:
-    """Text shown on a terminal, and the bytes sent to it."""
-
     lines: list[str]
     sent: bytes
 
@@ -109,7 +107,6 @@ def numbers_in(text: str) -> set[str]:
 
 
 def trace_of(path: Path, durations: dict[str, list[int]]) -> Path:
-    """Write a trace of operators on one tensor, each with the durations of its calls."""
     records: list[Record] = [Scope(0, "m", "M", "forward"), Thread(0, "MainThread")]
     start = 0
     for number, (op, times) in enumerate(durations.items()):

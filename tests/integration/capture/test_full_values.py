@@ -47,7 +47,6 @@ def net():
 
 
 def snapshot(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Return a tensor's layout, and the bytes of each element as in memory."""
     memory = torch.tensor(list(tensor.untyped_storage()), dtype=torch.uint8)
     width = tensor.dtype.itemsize
     steps = (*(step * width for step in tensor.stride()), 1)
@@ -82,7 +81,6 @@ def lost(trace: Trace) -> set[str]:
 
 
 def replayed(trace: Trace) -> dict[int, list[tuple[Any, ...]]]:
-    """Return the tensors that a replay creates, by signature."""
     found = {}
     for case in make_cases(trace):
         signature = case.signature

@@ -326,7 +326,6 @@ def test_kernel_records_do_not_start_during_a_graph_capture(tmp_path: Path, monk
 
 
 def timed_by_events(path: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Capture a call on the device; return True if it was timed by events."""
     timed: list[object] = []
 
     def time_by_events(self: Any, operator: Any, device: Any, started: Any) -> Any:
@@ -478,7 +477,6 @@ def test_failing_profile_loses_only_its_columns(tmp_path: Path, monkeypatch: pyt
 
 
 def records_of(call: str) -> list[LaunchedWork]:
-    """Return the work of five runs on an H200; torch 2.11's records have no activity type."""
     rows = json.loads(H200.read_text(encoding="utf-8"))[call]
     kinds = {"CPU": "cuda_runtime", "CUDA": "kernel"}
     return launched_by(
@@ -552,8 +550,6 @@ def test_rows_have_shares_of_their_gpus_datasheet(monkeypatch: pytest.MonkeyPatc
 
 
 class Clock:
-    """Device on which consecutive events are one millisecond apart."""
-
     now = 0
     events = 0
     waited = 0

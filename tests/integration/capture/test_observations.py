@@ -33,7 +33,6 @@ from opgrip.traces.values.floats import Floats
 
 
 def rows_of(trace: Trace, op: str) -> list[int]:
-    """Return the number of result rows in an operator's signature and in each of its observed calls."""
     (signature,) = [item for item in trace.signatures if item.op == op]
     outputs = [signature.outputs, *(item.outputs for item in trace.observed.get(signature.number, []))]
     return [output.shape[0] for output in outputs]
@@ -386,14 +385,9 @@ def test_medians_and_shares_exclude_slow_memory(slow: list[int], is_marked: bool
     assert (case.perturbed >= case.count) == is_marked
 
 
-@pytest.fixture
-def slow_faults(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Simulate a machine that is slow to provide memory: set the usual cost of a fault below any real one."""
+def test_capture_on_slow_memory_reports_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # below any real cost of a page fault
     monkeypatch.setattr("opgrip.capture.recording.recorder.usual_fault_ns", lambda: 20.0)
-
-
-@pytest.mark.usefixtures("slow_faults")
-def test_capture_on_slow_memory_reports_it(tmp_path: Path) -> None:
     with Capture(tmp_path / "t.jsonl") as capture:
         for _ in range(20):
             # larger than blocks that the C library keeps

@@ -125,7 +125,6 @@ def test_decorated_function_records_exactly_its_calls(tmp_path: Path) -> None:
 
 
 def various_calls(number: int) -> None:
-    """Make calls of which every other one has a new signature."""
     for step in range(number):
         torch.ones(3 + step) + 1
         X.sin()
@@ -181,7 +180,6 @@ def ops_of(trace: Trace) -> list[str]:
 
 
 def operators_by_step(path: Path) -> list[list[str]]:
-    """Return the operators of each step, after checking that both ways to select a step agree."""
     whole = load(path)
     assert whole.end is not None
     steps = []

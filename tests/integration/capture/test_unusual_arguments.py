@@ -36,7 +36,6 @@ def signature_of(trace: Trace, op: str) -> Signature:
 
 
 def remade(trace: Trace, op: str) -> tuple[Any, ...]:
-    """Return the positional arguments of an operator's only signature as a replay makes them."""
     signature = signature_of(trace, op)
     return Inputs(signature.args, signature.kwargs, trace.values, device_map("cpu", None), seed=0).make()[0]
 

@@ -276,7 +276,6 @@ def quick_command(pasted: Pasted) -> str:
 
 
 def with_small_images(command: str) -> str:
-    """Return a command that replays calls on small images instead of a shipped trace, unless it names modules."""
     if command.startswith("opreplay ") and "--module" not in command:
         of_any = SELECTS.search(command)
         return command.replace(SHIPPED, OF_SMALL_IMAGES if of_any else f"{OF_SMALL_IMAGES} {A_CONVOLUTION}")
@@ -426,7 +425,6 @@ def _commands() -> list[Pasted]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Create one file of each kind that the commands use."""
     path = tmp_path_factory.mktemp("coming-from")
 
     def run(*words: str) -> None:

@@ -115,7 +115,6 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def verdicts_of(trace: Path, candidate: Callable[..., Any], pattern: str = "1.*", **options: Any) -> dict[str, str]:
-    """Return the verdicts and reasons by module, after as few runs as possible."""
     frame = judge({f"module:{pattern}": candidate}, trace, unit="module", iterations=2, **options).frame
     return {f"{row.op} {row.direction}": row.error or row.verdict for row in frame.itertuples()}
 
@@ -264,7 +263,6 @@ def operators_trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def init(op: str, folder: Path, *words: object) -> tuple[Path, str]:
-    """Return the file that the command writes, and the command that judges it."""
     done = succeed("opgrip", "candidate", "init", op, *words, "-o", "mine.py", cwd=folder)
     return folder / "mine.py", done.stderr.splitlines()[-1].partition("judge it with: ")[2]
 

@@ -67,8 +67,6 @@ Path(report).write_text("".join([told["head"], *(told["kernels"][str(case)] for 
 
 
 class StandIn:
-    """Stand-in for ncu with configurable reports, which records its calls."""
-
     def __init__(self, folder: Path, rows: pd.DataFrame) -> None:
         self.binary, self._told, self._log = folder / "ncu", folder / "told.json", folder / "log.jsonl"
         self.binary.write_text(f"#!{sys.executable}\n{STAND_IN}")
@@ -118,7 +116,6 @@ def lines(kernels: list[tuple[str, str, float]], metrics: dict[str, float] | Non
 
 
 def table(kernels: list[tuple[str, str, float]]) -> str:
-    """Return a raw page: headings, units, and one line per kernel."""
     text = io.StringIO()
     writer = csv.writer(text, quoting=csv.QUOTE_ALL)
     writer.writerow([*HEADING, *BASIC])

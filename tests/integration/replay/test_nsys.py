@@ -205,7 +205,6 @@ RANGES = [(100, 199, READY, 7), (200, 300, "aten.mm", 7), (400, 500, "aten.mm", 
 
 
 def made_up_report(path: Path) -> Path:
-    """Write a report of two runs of case 7 and one of case 8, each after the phase `ready`."""
     ran = [(220, 250, 1, "gemm"), (260, 270, 2, "reduce"), (420, 450, 3, "gemm"), (560, 570, 5, "gemm")]
     kernels = [{"start": start, "end": end, "correlationId": number, "name": name} for start, end, number, name in ran]
     # the copy continues long after its call has returned
@@ -279,7 +278,6 @@ def columns_of(path: Path, case: int = 7) -> NsysColumns:
 
 
 def window(path: Path, case: int) -> Path:
-    """Write a report of a part of the cases, with times that start from zero."""
     kernel = {"start": 210, "end": 220, "correlationId": 1, "name": f"kernel{case}"}
     return write_report(path, [(200, 300, f"aten.op{case}", case)], [(205, 1)], {"KERNEL": [kernel]})
 

@@ -311,7 +311,6 @@ def group() -> Iterator[Any]:
 
 
 def groups_in(path: Path) -> dict[str, object]:
-    """Return the last argument of each collective, by operator."""
     return {item.op: item.args[-1] for item in load(path, partial=False).signatures if "c10d" in item.op}
 
 

@@ -376,7 +376,6 @@ HUGE = 1 << 62
 
 
 def hostile(folder: Path, signature: Signature, storages: list[int], values: list[Values] = []) -> SequenceResult:  # noqa: B006
-    """Return the result of an untrusted call between two valid ones."""
     spec = TensorSpec((8,), (1,), torch.float32, "cpu")
     fine = Signature(1, "operator", "aten.sin.default", (spec,), {}, spec)
     records: list[Record] = [*values, signature, fine, Scope(0, "", "", "forward"), Thread(0, "MainThread")]
@@ -465,7 +464,6 @@ UNMADE = TensorSpec((1 << 50,), (1,), torch.float32, "cpu")
 
 
 def trace_of(path: Path, *calls: tuple[Signature, int, int], values: list[Record] = []) -> Trace:  # noqa: B006
-    """Write a trace of calls with their operators, input storages and output storages."""
     count = len(calls)
     signatures = {call[0].number: call[0] for call in calls}
     block = Calls(

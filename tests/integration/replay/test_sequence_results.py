@@ -208,8 +208,6 @@ SETTINGS = SequenceSettings(device_map("cpu", None), "cpu", repeats=3)
 
 
 class Machine:
-    """Machine with contention at some of the queried times."""
-
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked = self.looks = 0
         self.quiet_after: int | None = 0

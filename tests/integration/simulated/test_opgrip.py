@@ -280,7 +280,6 @@ def failing(is_bad: Callable[[torch.Tensor], bool]) -> Callable[[torch.Tensor], 
 
 
 def in_run(run: int) -> Callable[[torch.Tensor], bool]:
-    """Return a predicate that is true in this run on a device, counted from one."""
     runs = count(1)
     return lambda x: x.device.type == "sim" and next(runs) == run
 
@@ -377,7 +376,6 @@ SIN_MS = 20  # duration of a sine and of a cosine on the device
 
 
 def run(x: torch.Tensor, with_streams: bool = True) -> None:
-    """Run a sine and a cosine at the same time, and add the results."""
     main = torch.sim.current_stream()
     side = torch.sim.Stream() if with_streams else main
     for _ in range(STEPS):
@@ -541,7 +539,6 @@ FEW = ("--iterations", "2", "--warmup", "0", "--cache", "warm", "--clock-warmup"
 
 
 def capture_calls(path: Path, count: int = 7) -> Path:
-    """Capture `count` cases of sin on the CPU, and a last one of cos."""
     with Capture(path):
         for size in range(1, count + 1):
             torch.ones(size).sin()

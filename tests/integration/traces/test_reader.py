@@ -114,7 +114,6 @@ def test_trace_cut_at_any_byte_loads_up_to_the_cut(
 
 
 def read_what_there_is(reader: TraceReader) -> list[Record]:
-    """Return the readable records; none if a compressed header is cut."""
     try:
         return list(reader)
     except UserError:

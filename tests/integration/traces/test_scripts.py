@@ -29,7 +29,6 @@ ALONE = {"argparse", "base64", "collections", "math", "statistics", "time", "zli
 
 
 def check_source(source: str) -> None:
-    """Check that a script imports nothing of opgrip, and contains no invisible characters."""
     source.encode("ascii")
     imported = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import | ast.ImportFrom)]
     assert {name.name for node in imported for name in node.names} <= ALONE

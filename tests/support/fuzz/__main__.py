@@ -143,7 +143,6 @@ def _try_all(paths: Sequence[Path]) -> Iterator[tuple[Path, Finding]]:
 
 
 def _child(paths: Sequence[Path], sink: int) -> None:
-    """Read files, and report each consumer that begins and each finding on one line."""
     warm = _peak_bytes()
     taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (taken + MOST_ADDRESSES, resource.RLIM_INFINITY))

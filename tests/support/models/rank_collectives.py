@@ -35,7 +35,6 @@ ROWS = 3
 
 
 def run(members: GroupMembers, kind: str, form: str, *arguments: Any, **others: Any) -> list[Tensor]:
-    """Return the results of a collective after waiting for it."""
     rank = distributed.get_rank()
     fields = {"reduction": "", "peer": None, "makes_result": False, **others}
     group = GroupSpec("g", "gloo", tuple(range(members.size)), rank)
@@ -49,7 +48,6 @@ def run(members: GroupMembers, kind: str, form: str, *arguments: Any, **others: 
 
 
 def part(rank: int, rows: int = ROWS) -> Tensor:
-    """Return a rank's input, which differs in each row and rank."""
     return torch.arange(rows * 2.0).view(rows, 2) + 100 * rank
 
 

@@ -25,6 +25,5 @@ def rows_of(
     surroundings: PrecedingCalls | None = None,
     announce: Callable[[int, int], None] = lambda number, row: None,
 ) -> list[Result]:
-    """Measure cases, and return all their rows in the order of the cases."""
     rows = {rows[0].case: rows for rows in measure_cases(cases, settings, surroundings, announce)}
     return [row for case in cases for row in rows[case.number]]

@@ -53,7 +53,6 @@ def build() -> None:
 
 
 def main(file: str, test: str, fixtures: str) -> None:
-    """Run the test function `test` of a test file in this process, with a simulated accelerator."""
     from sim_accelerator.registration import register
 
     register()

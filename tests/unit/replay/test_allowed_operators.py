@@ -52,7 +52,6 @@ for schema in torch._C._jit_get_all_schemas():
 
 @pytest.fixture(scope="module")
 def operators() -> list[Any]:
-    """Return all overloads that torch itself registers."""
     lines = run_python("-c", LIST).stdout.splitlines()
     overloads = []
     for namespace, packet, overload in (re.split("::| ", line) for line in lines):

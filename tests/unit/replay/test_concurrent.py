@@ -202,7 +202,6 @@ class Machine:
     def passes(
         self, span_ns: int, waited_ns: int = 0, waits: int = 0, stolen_ticks: int = 0, busy_ticks: int = 0
     ) -> None:
-        """Let time pass, during part of which a thread waits for a processor."""
         self.now += span_ns
         self._waits["8"][0] += waited_ns
         self._waits["8"][1] += waits

@@ -246,7 +246,6 @@ def taught(draw: Draw, size: tuple[int, int] = SIZE) -> Arguments:
 
 
 def people(draw: Draw, *seen: tuple[float, ...]) -> Arguments:
-    """Return tags, and each image's people, of whose 5 joints a share is visible."""
     share = torch.tensor(seen).unsqueeze(2).expand(-1, -1, 5)
     joints = torch.stack([draw.integers(*share.shape, high=40), draw.uniform(*share.shape).lt(share)], dim=-1)
     return draw.normal(len(seen), 40, 1, grad=True), joints
@@ -408,7 +407,6 @@ def distances() -> Arguments:
 
 
 def take(make: Callable[[], Arguments], weighted: bool = True) -> Arguments:
-    """Return the arguments in float64, so that rounding hides no difference, with or without the weights."""
     predicted, target, weight = make()
     target = (target[0], target[1].double()) if isinstance(target, tuple) else target.double()
     return predicted.detach().double().requires_grad_(), target, weight.double() if weighted else None

@@ -548,8 +548,6 @@ ADD = "aten.add.Tensor"
 
 
 class CountingElements(TorchDispatchMode):
-    """Counter of the elements that operators process, except operators that return views."""
-
     elements = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

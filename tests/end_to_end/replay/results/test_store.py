@@ -24,7 +24,6 @@ FAST = ("--top", "3", "--iterations", "3", "--warmup", "0", "--cache", "warm")
 
 @pytest.fixture(scope="module")
 def kept(tiny_trace: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Create a folder with two replays, one of them repeated."""
     folder = tmp_path_factory.mktemp("kept")
     environment = os.environ | {"OPGRIP_STORE": "results", "OPGRIP_MACHINE": "a machine/with ../ strange name"}
     for words in ((), ("--repeats", "2")):
