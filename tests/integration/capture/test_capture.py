@@ -250,11 +250,6 @@ def test_calls_are_written_while_the_program_idles(tmp_path: Path) -> None:
             assert time.monotonic() < deadline, "nothing was flushed"
 
 
-def test_unknown_parameter_of_a_capture_is_answered_with_the_nearest(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=r"^Capture\(\) has no parameter modle: did you mean model=\?$"):
-        Capture(tmp_path / "t.jsonl", modle=None)  # type: ignore[call-arg]
-
-
 def storages(trace: Trace) -> list[list[int]]:
     return [
         trace.storages[row.first_storage : row.first_storage + row.tensors].tolist() for row in trace.calls.itertuples()
@@ -483,9 +478,24 @@ def test_existing_file_is_a_file_exists_error(tmp_path: Path) -> None:
         load(tmp_path / "nothere.jsonl")
 
 
-def test_capture_of_a_non_module_is_a_type_error(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=r"model is a str, not a torch.nn.Module: opgrip.capture.capture builds models"):
-        Capture(tmp_path / "t.jsonl", model="net")  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"modle": None}, TypeError, r"^Capture\(\) has no parameter modle: did you mean model=\?$"),
+        ({"model": "net"}, TypeError, "model is a str, not a torch.nn.Module: opgrip.capture.capture builds models"),
+        ({"values": "all"}, UserError, "unknown values='all': choose sketch or full"),
+        ({"device_time": "clocks"}, UserError, "choose auto, events or kernels"),
+        *(
+            ({"last": 5} | other, UserError, "")
+            for other in ({"last": 0}, {"max_calls": 9}, {"values": "full"}, {"path": "-"})
+        ),
+    ],
+)
+def test_invalid_parameters_of_a_capture_are_refused(
+    tmp_path: Path, options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        Capture(**{"path": tmp_path / "t.jsonl"} | options)
 
 
 INPUTS = (torch.ones(2, 3, 8, 8), torch.zeros(2, 6, dtype=torch.long))

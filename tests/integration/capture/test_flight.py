@@ -324,14 +324,6 @@ def test_full_disk_loses_only_the_dump(tmp_path: Path, monkeypatch: pytest.Monke
     assert not list(tmp_path.glob("*.part*"))
 
 
-@pytest.mark.parametrize(
-    "options", [{"last": 0}, {"last": 5, "max_calls": 9}, {"last": 5, "values": "full"}, {"last": 5, "path": "-"}]
-)
-def test_options_incompatible_with_last_calls_are_refused(tmp_path: Path, options: dict[str, object]) -> None:
-    with pytest.raises(UserError):
-        Capture(**{"path": tmp_path / "t.jsonl", **options})  # type: ignore[arg-type]
-
-
 def test_dump_is_refused_without_last_calls(tmp_path: Path) -> None:
     with Capture(tmp_path / "t.jsonl") as capture, pytest.raises(UserError, match="does not keep its last calls"):
         capture.dump()

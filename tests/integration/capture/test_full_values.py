@@ -277,11 +277,6 @@ def test_force_replaces_both_files_and_a_discarded_capture_neither(tmp_path: Pat
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_unknown_values_option_is_refused() -> None:
-    with pytest.raises(UserError, match="unknown values='all': choose sketch or full"):
-        Capture("t.jsonl", values="all")
-
-
 def test_full_values_count_towards_the_byte_limit(tmp_path: Path) -> None:
     with Capture(tmp_path / "t.jsonl", values="full", max_bytes=100_000) as watched:
         for size in range(1000, 1100):

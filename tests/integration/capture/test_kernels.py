@@ -216,11 +216,6 @@ def test_device_time_kernels_is_refused_without_kernel_records(
     assert not (tmp_path / "t.jsonl").exists()
 
 
-def test_unknown_device_time_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="choose auto, events or kernels"):
-        Capture(tmp_path / "t.jsonl", device_time="clocks")
-
-
 @pytest.mark.usefixtures("_device")
 def test_program_may_profile_itself(tmp_path: Path) -> None:
     large = torch.ones(LARGE)
