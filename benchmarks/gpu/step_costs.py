@@ -20,7 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 from gpu.observers import EmptyMode, note_cost, warmed_up
 from gpu.step import Place
 from opgrip.capture import Capture
-from opgrip.capture.hooks import wrapped_operators
+from opgrip.capture.recording import wrapped_operators
 from opgrip.capture.timing.kernel_times import KernelTimes
 from opgrip.capture.writing import flusher
 from opgrip.platform.activity_records import ActivityProfile

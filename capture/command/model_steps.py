@@ -102,8 +102,6 @@ def capture_of(program: ModelProgram, args: argparse.Namespace) -> Capture:
     learned = min(args.warmup, MOST_LEARNED)
     schedule = Schedule(warmup=learned, active=args.steps) if learned else ALWAYS
     output = output_of(args, program.name)
-    if output != "-":
-        check_writable(Path(own_path(output)), args.force)
     return make_capture(args, output, {"model": model, **settings}, program.model, schedule)
 
 

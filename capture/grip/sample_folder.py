@@ -501,8 +501,7 @@ def write_calls(folder: Path, gripped: Gripped) -> None:
 
 class _Writing:
     def __init__(self, pend: Callable[[Record], None], full: FullValues) -> None:
-        self.fitter = Fitter(pend, count().__next__)
-        self.fitter.full = full
+        self.fitter = Fitter(pend, count().__next__, full=full)
         self.start_ns = 0
         self._contexts: list[dict[str, Any]] = []
 

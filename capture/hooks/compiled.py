@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from opgrip.capture.hooks.dispatch import RecordingMode
 from opgrip.capture.hooks.extensions import ModuleWatch
 from opgrip.capture.program.capture_choices import OPERATORS
 from opgrip.capture.program.patches import Patches
 from opgrip.capture.recording.recorder import Recorder
+from opgrip.capture.recording.thread_mode import ThreadMode
 from opgrip.capture.torch_compat.compiler_private import (
     OrderlyMode,
     compiling_as_unwatched,
@@ -31,7 +31,7 @@ _COMPILER, _REGIONS = "torch._dynamo", "torch._inductor.output_code"
 _KERNEL = re.compile(r"^(\w+) = async_compile\.\w+\(|\b(extern_kernels\.\w+|torch\.ops(?:\.\w+)+)\(", re.MULTILINE)
 
 
-class OpaqueMode(RecordingMode):
+class OpaqueMode(ThreadMode):
     """Dispatch mode that leaves compiled code as it is, and records the operators that this code calls."""
 
     @classmethod

@@ -16,7 +16,6 @@ from types import FrameType, FunctionType, ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from opgrip.capture.hooks.dispatch import RecordingMode
 from opgrip.capture.program.capture_choices import KNOWN_EXTENSIONS
 from opgrip.capture.program.patches import LateModules, Patches
 from opgrip.capture.recording.recorder import Recorder
@@ -317,7 +316,7 @@ def _inside(recorder: Recorder, mode: ThreadMode, function: str | None) -> Itera
         mode.leave(token)
 
 
-_HANDLER = RecordingMode.__torch_dispatch__.__code__
+_HANDLER = ThreadMode.__torch_dispatch__.__code__
 
 
 def _running_operator() -> str | None:

@@ -11,7 +11,6 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from opgrip.capture.hooks.wrapped_operators import timed_on
 from opgrip.capture.program.accelerators import (
     accelerators,
     current_stream,
@@ -26,6 +25,7 @@ from opgrip.capture.recording.graph_templates import GraphCapture, kept_graphs
 from opgrip.capture.recording.recorder import Recorder
 from opgrip.capture.recording.scope_table import Generations
 from opgrip.capture.recording.thread_mode import UNPAIRED, ThreadMode
+from opgrip.capture.recording.wrapped_operators import timed_on
 from opgrip.errors import raise_if_from_program
 from opgrip.platform import perf_counter_ns
 from opgrip.traces.schema.records import Graph, Wait
@@ -136,7 +136,7 @@ class GraphWatch:
                 )
             generations, generation = recorder.generations, recorder.generations.current
             _, pair = recorder.scopes.point(number, mode.place, 0)
-            run = timed_on(recorder, mode, number, original, device, lambda: mode.launched)
+            run = timed_on(mode, number, original, device, lambda: mode.launched)
             launch = generations, generation, number, pair, run
             self._launches[id(graph), mode, mode.place, recorder.uses_streams] = launch
             return launch

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from enum import Enum, auto
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from opgrip.capture.program.capture_choices import VALUE_SHARE
-from opgrip.capture.recording.thread_mode import ThreadMode
 from opgrip.capture.signatures.predictions import LEARNT, NEVER, SIGHTINGS
 from opgrip.platform import perf_counter_ns
+
+if TYPE_CHECKING:
+    from opgrip.capture.recording.thread_mode import ThreadMode
 
 # minimum ratio, and minimum difference in ns, of the times of two call sites that count as different
 DIFFERENT, LEAST_NS = 1.5, 20_000

@@ -24,6 +24,7 @@ from opgrip.capture.recording.scope_table import Generations, ScopeTable
 from opgrip.capture.recording.storages import StorageNumbers
 from opgrip.capture.recording.thread_mode import ThreadMode, ThreadModes
 from opgrip.capture.signatures.fitting import Fitter, varies_by_values
+from opgrip.capture.signatures.full_values import FullValues
 from opgrip.capture.signatures.layouts import with_groups
 from opgrip.capture.signatures.signatures import call_key, describe_result
 from opgrip.capture.timing.budget import Budget
@@ -257,6 +258,8 @@ class Recorder:
 
     write_ahead : function called before every call runs, or None
     kernels : source of device times from kernel records, or None to time calls with events
+    max_overhead : share of the program's time that the recording may take, or None
+    knows_steps : True if the trace's header has the starts of steps
     """
 
     def __init__(
@@ -271,6 +274,8 @@ class Recorder:
         redacts_late: bool = False,
         kernels: KernelTimes | None = None,
         by_steps: bool = False,
+        max_overhead: float | None = None,
+        knows_steps: bool = False,
     ) -> None:
         self.places = Places()
         self.module_paths = ModulePaths(model)
@@ -279,15 +284,18 @@ class Recorder:
         self.kernels, self.privacy = kernels, privacy
         self.budget: Budget | None = None
         self.write_ahead = write_ahead
-        self._value_share, self._redacts_late = value_share, redacts_late
+        self._value_share, self._redacts_late, self._knows_steps = value_share, redacts_late, knows_steps
         self._lines = SourceLines(stack_depth)
         self.begin()
+        if max_overhead is not None:
+            self.budget = Budget(max_overhead, lambda: self.observations.spent_ns, lambda: self.threads.waiting)
 
-    def begin(self) -> None:
+    def begin(self, full: FullValues | None = None) -> None:
+        """Begin with empty tables; `full` stores the full values of tensors."""
         self.started_ns = perf_counter_ns()
         self.pid = getpid()
         self.uses_streams = False
-        self.steps = StepMarks(self.started_ns)
+        self.steps = StepMarks(self.started_ns, self._knows_steps)
         self.storages = StorageNumbers()
         self.graphs.forget()
         if self.kernels is not None:
@@ -298,7 +306,7 @@ class Recorder:
         self.lost = LostCalls(self.pending.lock)
         self.scopes = ScopeTable(self.places, self._lines, self.generations, self.pending, self.module_paths.of)
         next_number = functools.partial(self.generations.next, Values)
-        self.fitter = Fitter(self.pending.add, next_number, self.lost.without_values)
+        self.fitter = Fitter(self.pending.add, next_number, self.lost.without_values, full)
         self.observations = Observations(self._value_share)
         self.signatures = SignatureTable(
             self.own_calls,
@@ -311,10 +319,10 @@ class Recorder:
         self.templates = GraphTemplates(self.signatures.add_launch)
         self._stopped = False
         self.slow_memory = SlowMemory(usual_fault_ns())
+        self.threads.begin()
         if self.budget is not None:
             # a forked process has spent nothing so far
             self.budget.begin()
-        self.threads.begin()
 
     def set_idle(self, idle: bool) -> None:
         idle = idle or self._stopped
@@ -401,12 +409,12 @@ class Recorder:
 class StepMarks:
     """Start times of steps that the program marks, or if it marks none, of its optimizer's steps."""
 
-    def __init__(self, started_ns: int) -> None:
-        self._started_ns = started_ns
+    def __init__(self, started_ns: int, in_header: bool) -> None:
+        self._started_ns, self._in_header = started_ns, in_header
         self._reported = array("q")
         self._optimized = array("q", [0])
         self._optimizer: ref[Any] | None = None
-        self.program_reports = self.in_header = False
+        self.program_reports = False
 
     def begin_step(self) -> None:
         self._add(self._reported)
@@ -419,9 +427,9 @@ class StepMarks:
 
     def starts_ns(self) -> list[int]:
         starts = self._reported if self.program_reports else self._optimized
-        is_known = not self.in_header and (self.program_reports or len(starts) > 1)
+        is_known = not self._in_header and (self.program_reports or len(starts) > 1)
         return starts.tolist() if is_known and len(starts) <= MOST_STEPS else []
 
     def _add(self, starts: array[int]) -> None:
-        if len(starts) <= MOST_STEPS and not self.in_header:
+        if len(starts) <= MOST_STEPS and not self._in_header:
             starts.append(perf_counter_ns() - self._started_ns)

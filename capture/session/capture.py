@@ -23,7 +23,6 @@ from torch import nn
 from opgrip.capture.grip.gripping import Grips
 from opgrip.capture.grip.patterns import parse_pattern
 from opgrip.capture.hooks.compiled import CompiledWatch, OpaqueMode, TracingWatch
-from opgrip.capture.hooks.dispatch import RecordingMode
 from opgrip.capture.hooks.extensions import ExtensionWatch, TritonWatch
 from opgrip.capture.hooks.graphs import GraphWatch, StreamWatch
 from opgrip.capture.hooks.scopes import ScopeWatch, ThreadWatch
@@ -46,11 +45,11 @@ from opgrip.capture.program.environment import describe_environment
 from opgrip.capture.program.patches import LateModules, Patches
 from opgrip.capture.program.processes import ChildFiles, ForkWatch, child_path, own_path, unused
 from opgrip.capture.recording.recorder import Recorder
+from opgrip.capture.recording.thread_mode import ThreadMode
 from opgrip.capture.session.graph_keeper import GraphKeeper
 from opgrip.capture.session.schedule import ALWAYS, Schedule, Watching
 from opgrip.capture.signatures import full_values
 from opgrip.capture.signatures.full_values import FullValues
-from opgrip.capture.timing.budget import Budget
 from opgrip.capture.timing.kernel_times import KernelTimes, check_kernels
 from opgrip.capture.torch_compat.torch_private import load_private
 from opgrip.capture.writing.definitions import RecordingLimits
@@ -59,6 +58,7 @@ from opgrip.capture.writing.flusher import Flusher
 from opgrip.cli.command import counted, did_you_mean
 from opgrip.errors import UserError, in_words_of_python, one_line
 from opgrip.platform import perf_counter_ns, time_ns
+from opgrip.traces.analysis.redaction import Policy
 from opgrip.traces.io.tensor_file import HEADER_FIELD
 from opgrip.traces.io.writer import TraceWriter
 from opgrip.traces.schema.records import Header
@@ -148,7 +148,7 @@ def _record(settings: bytes, late: LateModules | None = None) -> None:
         print(f"opgrip: process {os.getpid()} is not recorded: {one_line(error)}", file=sys.stderr)
 
 
-def _capture_of(root: Path, policy: Any, options: Mapping[str, Any]) -> Capture:
+def _capture_of(root: Path, policy: Policy | None, options: Mapping[str, Any]) -> Capture:
 
     class ChildCapture(Capture):
         def __init__(self) -> None:
@@ -157,7 +157,9 @@ def _capture_of(root: Path, policy: Any, options: Mapping[str, Any]) -> Capture:
             # neither number nor rank are added to this name
             self.path = self._file = self._asked_file = path
             self._root = root
-            self._recorder.privacy = policy
+
+        def _policy(self, *ignored: object) -> Policy | None:
+            return policy
 
         def _warn(self) -> None:
             # the process that runs the program reports only its own problems, as for forked processes
@@ -277,6 +279,7 @@ class Capture:
     _counts = Counts()
     _step = 0
     _has_recorded = False
+    _policy = staticmethod(policy_of)
 
     if not TYPE_CHECKING:
 
@@ -324,18 +327,20 @@ class Capture:
         self.path, self.schedule = own_path(path), schedule
         # the program may change its working directory
         self._file = self._asked_file = self.path if str(path) == "-" else Path(self.path).absolute()
-        self._full, self._force, self._max_overhead = values == FULL, force, max_overhead
+        self._full, self._force = values == FULL, force
         self._details, self._requires_kernels, self._depth = dict(details or {}), device_time == KERNELS, 0
         self._recorder = Recorder(
-            OpaqueMode if compiled == OPAQUE else RecordingMode,
+            OpaqueMode if compiled == OPAQUE else ThreadMode,
             model=model,
             stack_depth=stack_depth,
             write_ahead=self._write_now if write_ahead else None,
             value_share=value_share,
-            privacy=policy_of(private, salt_file),
+            privacy=self._policy(private, salt_file),
             redacts_late=last is not None,
             # only the last calls are kept, and most records would be of others
             kernels=None if device_time == EVENTS or last is not None else KernelTimes(device_time == KERNELS),
+            max_overhead=max_overhead,
+            knows_steps="steps" in self._details,
         )
         self._flights = None if last is None else Flights(self._recorder, last)
         samples = None if grip_to is None else Path(grip_to)
@@ -497,7 +502,7 @@ class Capture:
     def _open(self) -> None:
         if self._flusher is not None:
             raise UserError(f"the capture to {self.path} is already running", "make another Capture for an inner block")
-        if self.schedule is not ALWAYS or self._max_overhead is not None:
+        if self.schedule is not ALWAYS or self._recorder.budget is not None:
             load_private()
         # load the value models of other packages now and not at the first call
         value_models.names()
@@ -511,11 +516,6 @@ class Capture:
             flusher = self._make_flusher(self._file, self._details)
             flusher.prepare()
             try:
-                if self._max_overhead is not None:
-                    recorder = self._recorder
-                    recorder.budget = Budget(
-                        self._max_overhead, lambda: recorder.observations.spent_ns, lambda: recorder.threads.waiting
-                    )
                 if self._flights is not None:
                     self._flights.begin()
             except BaseException:
@@ -530,10 +530,8 @@ class Capture:
         self._keeper.__enter__()
 
     def _begin_recorder(self, path: str | Path) -> None:
-        self._recorder.begin()
-        self._recorder.steps.in_header = "steps" in self._details
-        if self._full:
-            self._recorder.fitter.full = FullValues(full_values.path_beside(path), self._force, self._limits.bytes)
+        full = FullValues(full_values.path_beside(path), self._force, self._limits.bytes) if self._full else None
+        self._recorder.begin(full)
 
     def _make_flusher(self, path: str | Path, details: Mapping[str, Any]) -> Flusher:
         if self._flights is not None:

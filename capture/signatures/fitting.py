@@ -165,8 +165,9 @@ class Fitter:
         pend: Callable[[Record], None],
         next_number: Callable[[], int],
         without_values: Counter[tuple[str, str]] | None = None,
+        full: FullValues | None = None,
     ) -> None:
-        self.full: FullValues | None = None
+        self.full = full
         self.without_values: Counter[tuple[str, str]] = Counter() if without_values is None else without_values
         self._pend = pend
         self._numbers: dict[str, int] = {}

@@ -30,11 +30,11 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from versions import Counting
 
 from opgrip.capture import Capture
-from opgrip.capture.hooks.dispatch import RecordingMode
 from opgrip.capture.program.places import ModulePaths
 from opgrip.capture.recording.recorder import SignatureTable
 from opgrip.capture.recording.scope_table import ScopeTable
 from opgrip.capture.recording.storages import StorageNumbers
+from opgrip.capture.recording.thread_mode import ThreadMode
 from opgrip.capture.signatures import predictions
 from opgrip.capture.writing.flusher import Flusher
 from opgrip.errors import is_from_program
@@ -324,9 +324,9 @@ def test_memory_is_freed_and_resized_as_without_a_capture(tmp_path: Path, values
 
 # skip `_keep`, which has its own guard; its callees are replaced instead
 HOOKS = [
-    (RecordingMode, "_find"),
-    (RecordingMode, "_match_storages"),
-    (RecordingMode, "enter"),
+    (ThreadMode, "_find"),
+    (ThreadMode, "_match_storages"),
+    (ThreadMode, "enter"),
     (SignatureTable, "number"),
     (ScopeTable, "point"),
     (ScopeTable, "pair"),

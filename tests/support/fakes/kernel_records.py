@@ -12,7 +12,7 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity
 
-from opgrip.capture.hooks import wrapped_operators
+from opgrip.capture.recording import wrapped_operators
 from opgrip.capture.timing import kernel_times
 from opgrip.traces import load
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from opgrip.capture.program.accelerators import accelerator_of
 from opgrip.capture.recording.observations import Look
-from opgrip.capture.recording.recorder import Recorder
-from opgrip.capture.recording.thread_mode import ThreadMode
 from opgrip.capture.signatures.predictions import CallNode, Recognizer
 from opgrip.capture.signatures.signatures import tensors_in
 from opgrip.capture.timing.page_faults import may_need_pages
@@ -19,11 +17,13 @@ from opgrip.platform import perf_counter_ns
 from opgrip.traces.schema.arguments import Opaque
 from opgrip.traces.schema.records import FUNCTION, HIGHER_ORDER, NO_STORAGE
 
+if TYPE_CHECKING:
+    from opgrip.capture.recording.thread_mode import ThreadMode
+
 Run = Callable[..., Any]
 
 
 def measured(
-    recorder: Recorder,
     mode: ThreadMode,
     number: int,
     run: Run,
@@ -39,15 +39,14 @@ def measured(
     tensors = tensors_in(values)
     device = accelerator_of(tensors, values) if on_device else None
     if device is not None:
-        return timed_on(recorder, mode, number, run, device, started)
-    if may_need_pages(func, tensors, recorder.signatures.output_bytes(number)):
+        return timed_on(mode, number, run, device, started)
+    if may_need_pages(func, tensors, mode.recorder.signatures.output_bytes(number)):
         return mode.faults.counted(run, started)
     return None
 
 
-def timed_on(
-    recorder: Recorder, mode: ThreadMode, number: int, run: Run, device: torch.device, started: Callable[[], int]
-) -> Run:
+def timed_on(mode: ThreadMode, number: int, run: Run, device: torch.device, started: Callable[[], int]) -> Run:
+    recorder = mode.recorder
     if recorder.kernels is None or not recorder.kernels.expect(number, device, recorder.graphs):
         return mode.device.timed(run, device, started)
     return mode.device.with_stream(run, device, started) if recorder.uses_streams else run
@@ -103,8 +102,9 @@ def _look(
 
 
 def higher_order_node(
-    recorder: Recorder, mode: ThreadMode, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: int
+    mode: ThreadMode, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: int
 ) -> CallNode | None:
+    recorder = mode.recorder
     if mode.place.inside is not None and not mode.place.gripped:
         return None
     code = own_code(func, args, kwargs)
