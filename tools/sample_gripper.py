@@ -6,8 +6,7 @@ import atexit
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import TracebackType
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, overload
 
 from opgrip.capture.grip.gripped import Keep
 from opgrip.capture.grip.gripping import Grips
@@ -18,38 +17,53 @@ from opgrip.cli.command import did_you_mean
 from opgrip.errors import UserError
 from opgrip.samples.tags import Tag
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 __all__ = ["Gripper", "Gripping", "RecordedSample", "grip"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-
-PARAMETERS = ("entry", "calls", "per_signature", "tags", "name", "to", "by_reference")
 DLOP_ENTRY = "class_entry"  # name of `entry` in DLOP-Bench's grip
 
 
-class Gripping:
-    def __init__(self, grips: Grips) -> None:
-        self._grips: Grips | None = grips.__enter__()
-        self.written = grips.written
-        self.refused = grips.refused
+class GripOptions(TypedDict, total=False):
+    calls: int
+    per_signature: int
+    tags: Iterable[str]
+    name: str | None
+    to: str | Path
+    by_reference: bool
+
+
+PARAMETERS = ("entry", *GripOptions.__annotations__)
+
+
+class Gripping(Grips):
+    """Functions that are gripped until `close`, the end of the block, or the end of the program."""
+
+    _is_open = False
+
+    def start(self) -> Gripping:
+        super().__enter__()
+        self._is_open = True
         atexit.register(self.close)
+        return self
 
     def close(self) -> None:
-        grips, self._grips = self._grips, None
-        if grips is None:
+        if not self._is_open:
             return
+        self._is_open = False
         atexit.unregister(self.close)
-        grips.__exit__()
-        grips.finish()
-        for name, reason in grips.refused.items():
+        super().__exit__()
+        self.finish()
+        for name, reason in self.refused.items():
             warnings.warn(f"{name} was not gripped: {reason}", RuntimeWarning, stacklevel=3)
 
     def __enter__(self) -> Gripping:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *ignored: object) -> None:
         self.close()
 
 
@@ -61,39 +75,19 @@ class Gripper:
 
     @overload
     def __call__(
-        self,
-        *,
-        entry: str | None = None,
-        calls: int = CALLS,
-        per_signature: int = 1,
-        tags: Iterable[str] = (),
-        name: str | None = None,
-        to: str | Path = GRIPS,
-        by_reference: bool = False,
+        self, *, entry: str | None = None, **options: Unpack[GripOptions]
     ) -> Callable[[Function], Function]: ...
 
-    def __call__(
-        self,
-        function: Any = None,
-        *,
-        entry: str | None = None,
-        calls: int = CALLS,
-        per_signature: int = 1,
-        tags: Iterable[str] = (),
-        name: str | None = None,
-        to: str | Path = GRIPS,
-        by_reference: bool = False,
-        **unknown: Any,
-    ) -> Any:
+    def __call__(self, function: Any = None, *, entry: str | None = None, **options: Any) -> Any:
         """Decorate a function so that `calls` of its calls, or fewer when the program ends, are written as a sample.
 
         Parameters
         ----------
         entry : for a class, the method to grip
-        calls, per_signature : number of calls to record, and how many of them may have the same signature
+        calls, per_signature : number of calls to record (3), and how many of them may have the same signature (1)
         tags : words of `opgrip.samples.tags.Tag`, in addition to detected ones
         name : name of the sample; by default, the function's name
-        to : folder of samples
+        to : folder of samples (`grips`)
         by_reference : True to write the function's import path instead of its code
 
         Raises
@@ -101,27 +95,13 @@ class Gripper:
         UserError : if a parameter is invalid, or a class has no such method. A function that cannot be gripped causes
             a warning and stays unchanged.
         """
-        if unknown:
-            word = next(iter(unknown))
-            otherwise = f"choose from {', '.join(PARAMETERS)}"
-            hint = "write entry=" if word == DLOP_ENTRY else did_you_mean(word, PARAMETERS, otherwise, "{}=")
-            raise UserError(f"grip() has no parameter {word}", hint)
         if isinstance(function, str):
             raise UserError(f"grip({function!r}) does not decorate a function", f"write grip.this({function!r})")
-        keep = _keep(calls, per_signature, tags, name, by_reference)
-        decorate = lambda value: _decorate(value, entry, keep, Path(to))  # noqa: E731
+        to, keep = _settings(**options)
+        decorate = lambda value: _decorate(value, entry, keep, to)  # noqa: E731
         return decorate if function is None else decorate(function)
 
-    def this(
-        self,
-        *patterns: str,
-        calls: int = CALLS,
-        per_signature: int = 1,
-        tags: Iterable[str] = (),
-        name: str | None = None,
-        to: str | Path = GRIPS,
-        by_reference: bool = False,
-    ) -> Gripping:
+    def this(self, *patterns: str, **options: Unpack[GripOptions]) -> Gripping:
         """Grip functions by name in all modules, in a `with` block or until the program ends.
 
         Parameters that are not described here are the same as in `grip`.
@@ -136,26 +116,39 @@ class Gripper:
         """
         if not patterns:
             raise UserError("grip.this() without a function pattern", "write grip.this('module:function')")
-        keep = _keep(calls, per_signature, tags, name, by_reference)
-        return Gripping(Grips([parse_pattern(text) for text in patterns], keep, Path(to)))
+        to, keep = _settings(**options)
+        return Gripping([parse_pattern(text) for text in patterns], keep, to).start()
 
 
 grip = Gripper()
 
 
-def _keep(calls: int, per_signature: int, tags: Iterable[str], name: str | None, by_reference: bool) -> Keep:
+def _settings(
+    calls: int = CALLS,
+    per_signature: int = 1,
+    tags: Iterable[str] = (),
+    name: str | None = None,
+    to: str | Path = GRIPS,
+    by_reference: bool = False,
+    **unknown: Any,
+) -> tuple[Path, Keep]:
+    if unknown:
+        word = next(iter(unknown))
+        otherwise = f"choose from {', '.join(PARAMETERS)}"
+        hint = "write entry=" if word == DLOP_ENTRY else did_you_mean(word, PARAMETERS, otherwise, "{}=")
+        raise UserError(f"grip() has no parameter {word}", hint)
     if (least := min(calls, per_signature)) < 1:
         raise UserError(f"{least} calls are too few for a sample", "use calls=1 and per_signature=1, or more")
     if name is not None and not name.isidentifier():
         raise UserError(f"{name!r} is not a valid sample name", "use letters, digits and _")
     tag_names = {tag.value for tag in Tag}
-    if unknown := sorted(set(tags) - tag_names):
-        raise UserError(f"unknown tag {unknown[0]!r}", f"choose from {', '.join(sorted(tag_names))}")
-    return Keep(calls, per_signature, name, frozenset(tags), by_reference)
+    if unknown_tags := sorted(set(tags) - tag_names):
+        raise UserError(f"unknown tag {unknown_tags[0]!r}", f"choose from {', '.join(sorted(tag_names))}")
+    return Path(to), Keep(calls, per_signature, name, frozenset(tags), by_reference)
 
 
 def _decorate(value: Any, entry: str | None, keep: Keep, to: Path) -> Any:
-    grips = Grips(keep=keep, to=to)
+    grips = Gripping(keep=keep, to=to)
     if entry is None:
         replacement = grips.grip(value)
     elif not isinstance(value, type):
@@ -166,7 +159,7 @@ def _decorate(value: Any, entry: str | None, keep: Keep, to: Path) -> Any:
         for name, reason in grips.refused.items():
             warnings.warn(f"{name} is not gripped: {reason}", RuntimeWarning, stacklevel=4)
         return value
-    Gripping(grips)
+    grips.start()
     return replacement
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 import threading
@@ -17,9 +18,10 @@ import torch
 from torch import Tensor
 
 from opgrip.capture.grip.objects import CannotHold, SpecTree, alike, bytes_of, copy_tensors, isolate_from_program, take
-from opgrip.capture.grip.patterns import LOCALS
+from opgrip.capture.grip.patterns import LOCALS, GripTarget
 from opgrip.capture.program.capture_choices import CALLS
 from opgrip.capture.program.environment import describe_autocast, describe_context, read_context
+from opgrip.capture.recording.recorder import Recorder
 from opgrip.capture.signatures.signatures import call_key, tensors_in
 from opgrip.capture.torch_compat.compiler_private import (
     OrderlyMode,
@@ -27,10 +29,12 @@ from opgrip.capture.torch_compat.compiler_private import (
     leave_compiled,
     see_higher_order,
 )
+from opgrip.capture.torch_compat.torch_private import is_transforming
 from opgrip.errors import is_from_program, one_line, raise_if_from_program
 from opgrip.platform import perf_counter_ns
 from opgrip.traces.rebuild import make_arguments
 from opgrip.traces.schema.python_objects import SharedSpec
+from opgrip.traces.schema.records import FUNCTION
 
 INPUT_AWARE = "InputAware"
 DATA_DEPENDENT_SHAPE = "DataDependentShape"
@@ -230,79 +234,130 @@ class Keep:
     by_reference: bool = False
 
 
-@dataclass(slots=True)
-class Keeper:
-    """Records calls of one gripped function.
+KEEP = Keep()
 
-    filled : called with this object when enough calls are recorded
+
+class GrippedFunction:
+    """A function of the program, whose calls are recorded in a trace, kept for a sample, or both.
+
+    keep : calls to keep for a sample; None to keep none
+    filled : called with this object when enough calls are kept
+    function : the function that the sample is made of; an inner function is a new object whenever the outer one runs,
+        and only the newest one is `wrapped` by `wrapper`
     """
 
-    function: FunctionType
-    owner: type | None
-    entry: str
-    keep: Keep
-    filled: Callable[[Keeper], None]
-    calls: list[GrippedCall] = field(default_factory=list)
-    lost: Counter[str] = field(default_factory=Counter)
-    _tags: set[str] = field(default_factory=set)
-    _calls_by_signature: Counter[Hashable] = field(default_factory=Counter)
-    _going: int = 0
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-    _pid: int = field(default_factory=os.getpid)
+    def __init__(
+        self,
+        target: GripTarget,
+        keep: Keep | None,
+        recorder: Recorder | None,
+        filled: Callable[[GrippedFunction], None],
+    ) -> None:
+        self.function, self.owner, self.entry = target.function, target.owner, target.qualname
+        self.active, self.called, self.written = True, False, False
+        self.calls: list[GrippedCall] = []
+        self.lost: Counter[str] = Counter()
+        self._keep, self._recorder, self._filled = keep, recorder, filled
+        self._trace_name = f"{target.function.__module__}:{target.qualname}"
+        self._tags: set[str] = set()
+        self._calls_by_signature: Counter[Hashable] = Counter()
+        self._going = 0
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+        self.wrap(target.function)
 
-    @property
-    def name(self) -> str:
-        name = self.keep.name or self.entry.rpartition(f"{LOCALS}.")[2].replace(".", "_")
-        return name if name.isidentifier() else _bound_name(self.function)
+    def wrap(self, function: FunctionType) -> None:
+        @functools.wraps(function)
+        def gripped(*args: Any, **kwargs: Any) -> Any:
+            # torch does not execute a call that it traces or compiles
+            is_traced = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None or is_transforming()
+            if is_traced or not self.active:
+                return function(*args, **kwargs)
+            return self._call(function, args, kwargs)
+
+        # torch.jit compiles the source of its argument, and this wrapper's source is not the function's
+        gripped.__prepare_scriptable__ = lambda: function  # type: ignore[attr-defined]
+        self.wrapped, self.wrapper = function, cast(FunctionType, gripped)
 
     def has_room(self) -> bool:
-        return len(self.calls) + self._going < self.keep.calls
+        return self._keep is not None and len(self.calls) + self._going < self._keep.calls
 
     def gripped(self) -> Gripped:
+        assert self._keep is not None
         owner = self.owner or owner_of(self.function, self.entry)
-        tags = frozenset(self._tags) | self.keep.tags
-        calls = tuple(self.calls)
-        return Gripped(self.function, owner, self.entry, self.name, tags, calls, self.keep.by_reference)
+        name = self._keep.name or self.entry.rpartition(f"{LOCALS}.")[2].replace(".", "_")
+        if not name.isidentifier():
+            name = _bound_name(self.function)
+        tags = frozenset(self._tags) | self._keep.tags
+        return Gripped(self.function, owner, self.entry, name, tags, tuple(self.calls), self._keep.by_reference)
 
-    def run(self, arguments: SpecTree, args: tuple[Any, ...], kwargs: dict[str, Any], call: Callable[[], Any]) -> Any:
-        """Run a call, record it if it is needed, and return its result."""
+    def _call(self, function: FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self.called = True
+        recorder = self._recorder
+        if at_own_work() or (recorder is None and not self.has_room()):
+            return function(*args, **kwargs)
+        if recorder is not None and (recorder.at_own_work() or recorder.threads.idle):
+            return function(*args, **kwargs)
+        try:
+            with own_work(), isolate_from_program():
+                arguments = take((args, kwargs))
+        except Exception as error:
+            raise_if_from_program(error)
+            if self._keep is not None:
+                self.lost[one_line(error)] += 1
+            if recorder is not None:
+                recorder.lost.drop(self._trace_name, error)
+            return function(*args, **kwargs)
+
+        def run() -> Any:
+            if self._keep is None:
+                return function(*args, **kwargs)
+            return self._run(arguments, function, args, kwargs)
+
+        if recorder is None:
+            return run()
+        positional, named = arguments.tree
+        return recorder.threads.here().call(self._trace_name, FUNCTION, run, positional, named, _describe_result)
+
+    def _run(self, arguments: SpecTree, function: FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
             before = self._begin(arguments)
         except Exception as error:
             raise_if_from_program(error)
-            self._count_loss(one_line(error))
+            self.lost[one_line(error)] += 1
             before = None
         if before is None:
-            return call()
+            return function(*args, **kwargs)
         running = Running()
         spent_before, start = spent.ns, perf_counter_ns()
         try:
             with running:
-                result = call()
+                result = function(*args, **kwargs)
         except BaseException as error:
-            self._end(before, one_line(error))
+            self._end(one_line(error))
             raise
         duration = perf_counter_ns() - start - (spent.ns - spent_before)
         reason: str | None = None
         try:
             with own_work(), isolate_from_program():
-                self._keep(before, running, duration, args, kwargs, result)
+                self._add(before, running, duration, args, kwargs, result)
         except CannotHold as error:
             reason = str(error)
         except BaseException as error:
             reason = one_line(error)
             if is_from_program(error):
-                self._end(before, reason)
+                self._end(reason)
                 raise
-        self._end(before, reason)
+        self._end(reason)
         return result
 
     def _begin(self, arguments: SpecTree) -> _Before | None:
+        assert self._keep is not None
         if not self.has_room() or os.getpid() != self._pid:
             return None
         key = call_key(self.entry, *arguments.tree)
         with self._lock:
-            if not self.has_room() or self._calls_by_signature[key] >= self.keep.per_signature:
+            if not self.has_room() or self._calls_by_signature[key] >= self._keep.per_signature:
                 return None
             self._calls_by_signature[key] += 1
             self._going += 1
@@ -316,11 +371,11 @@ class Keeper:
         except BaseException as error:
             self._going -= 1
             if isinstance(error, CannotHold):
-                self._count_loss(str(error))
+                self.lost[str(error)] += 1
                 return None
             raise
 
-    def _keep(
+    def _add(
         self,
         before: _Before,
         running: Running,
@@ -334,13 +389,12 @@ class Keeper:
         after = None if alike(before.tree, args_after.tree) else _make_copy(args_after)
         results = _make_copy(take(result))
         made_args, made_kwargs = make_arguments(before.tree, before.names)
-        random_state = before.random_states.cpu if has_drawn else None
         call = GrippedCall(
             args=made_args,
             kwargs=made_kwargs,
             results=results,
             after=after,
-            random_state=random_state,
+            random_state=before.random_states.cpu if has_drawn else None,
             operators=running.operators,
             operator_ns=running.operator_ns,
             duration_ns=duration_ns,
@@ -349,16 +403,19 @@ class Keeper:
         self._tags |= running.tags | ({RANDOM} if has_drawn else set())
         self.calls.append(call)
 
-    def _end(self, before: _Before, reason: str | None) -> None:
+    def _end(self, reason: str | None) -> None:
+        assert self._keep is not None
         with self._lock:
             self._going -= 1
         if reason is not None:
-            self._count_loss(reason)
-        elif len(self.calls) == self.keep.calls:
-            self.filled(self)
+            self.lost[reason] += 1
+        elif len(self.calls) == self._keep.calls:
+            self._filled(self)
 
-    def _count_loss(self, reason: str) -> None:
-        self.lost[reason] += 1
+
+def _describe_result(result: Any) -> Any:
+    with own_work(), isolate_from_program():
+        return take(result).tree
 
 
 def _bound_name(function: FunctionType) -> str:

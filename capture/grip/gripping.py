@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
-from typing import Any, cast
+from typing import Any
 
-import torch
-
-from opgrip.capture.grip.gripped import Keep, Keeper, at_own_work, own_work
-from opgrip.capture.grip.objects import SpecTree, isolate_from_program, take
+from opgrip.capture.grip.gripped import KEEP, GrippedFunction, Keep, own_work
+from opgrip.capture.grip.objects import isolate_from_program
 from opgrip.capture.grip.patterns import (
     LOCALS,
     CannotDecorate,
@@ -30,13 +27,9 @@ from opgrip.capture.grip.patterns import (
 )
 from opgrip.capture.program.patches import LateModules
 from opgrip.capture.recording.recorder import Recorder
-from opgrip.capture.torch_compat.torch_private import is_transforming
 from opgrip.errors import one_line, raise_if_from_program
-from opgrip.traces.schema.records import FUNCTION
 
 Compile = Callable[[bytes, str], CodeType]
-
-KEEP = Keep()
 
 
 class Grips:
@@ -59,11 +52,10 @@ class Grips:
         # resolve the path now, as the program may change its working directory
         self._to = None if to is None else to.absolute()
         self._recorder = recorder
-        self._watched: dict[tuple[int, str | None], WatchedFunction] = {}
+        self._functions: dict[tuple[int, str | None], GrippedFunction] = {}
         self._codes: dict[FunctionType, Any] = {}
         self._lent: list[tuple[type, str]] = []
         self._matched: set[Pattern] = set()
-        self._done: set[int] = set()
         self._writing: list[threading.Thread] = []
         self._one_at_a_time = threading.Lock()
         self._pid = os.getpid()
@@ -72,20 +64,20 @@ class Grips:
         )
 
     @property
-    def watched(self) -> tuple[WatchedFunction, ...]:
-        return tuple(self._watched.values())
+    def functions(self) -> tuple[GrippedFunction, ...]:
+        return tuple(self._functions.values())
 
     def __enter__(self) -> Grips:
-        for watched in self.watched:
-            watched.active = True
+        for function in self.functions:
+            function.active = True
         if self.patterns:
             self._grip_in(loaded_modules())
             self._late.__enter__()
         return self
 
     def __exit__(self, *ignored: object) -> None:
-        for watched in self.watched:
-            watched.active = False
+        for gripped in self.functions:
+            gripped.active = False
         if not self.patterns:
             return
         self._late.__exit__()
@@ -95,7 +87,7 @@ class Grips:
         for owner, name in self._lent:
             type.__delattr__(owner, name)
         self._lent.clear()
-        rebind({watched.wrapper: watched.function for watched in self.watched})
+        rebind({gripped.wrapper: gripped.wrapped for gripped in self.functions})
 
     def grip(self, value: Any, entry: str | None = None, owner: type | None = None) -> Any:
         """Return a wrapper that records the calls of a function, or `value` itself if they cannot be recorded."""
@@ -106,20 +98,19 @@ class Grips:
         if reason is not None or function is None:
             self.refused[name] = str(reason)
             return value
-        wrapper = self._watch(GripTarget(function, owner, name)).wrapper
+        wrapper = self._function(GripTarget(function, owner, name)).wrapper
         return type(value)(wrapper) if isinstance(value, staticmethod | classmethod) else wrapper
 
     def finish(self) -> None:
         for thread in self._writing:
             thread.join()
-        for watched in self.watched:
-            if watched.keeper is not None and watched.called:
-                self._write(watched.keeper)
-        called = [watched.entry for watched in self.watched if watched.called]
+        called = [function for function in self.functions if function.called]
+        for function in called:
+            self._write(function)
         for pattern in self.patterns:
             if pattern not in self._matched:
                 self.refused[str(pattern)] = "it matches no function that the program loaded"
-            elif not any(map(pattern.matches, [*called, *self.refused])):
+            elif not any(map(pattern.matches, [*(function.entry for function in called), *self.refused])):
                 self.refused[str(pattern)] = "no function that it matches was called"
 
     def script_compiler(self) -> Compile | None:
@@ -150,7 +141,7 @@ class Grips:
                 self._matched.update(item for item in self.patterns if item.matches(target.qualname))
                 if target.inside is not None:
                     self._grip_inside(target, target.inside)
-                elif any(target.function is watched.wrapper for watched in self.watched):
+                elif any(target.function is gripped.wrapper for gripped in self.functions):
                     # the function may be imported into other modules
                     continue
                 elif (reason := refusal(target.function)) is not None:
@@ -158,7 +149,7 @@ class Grips:
                 elif target.inherited:
                     self._lend(target)
                 else:
-                    replacements[target.function] = self._watch(target).wrapper
+                    replacements[target.function] = self._function(target).wrapper
         rebind(replacements, modules if len(modules) == 1 else None)
 
     def _lend(self, target: GripTarget) -> None:
@@ -167,7 +158,7 @@ class Grips:
         if (target.owner, name) not in self._lent:
             assert target.owner is not None
             method = inspect.getattr_static(target.owner, name)
-            wrapper = self._watch(target).wrapper
+            wrapper = self._function(target).wrapper
             kind = type(method)
             type.__setattr__(target.owner, name, kind(wrapper) if kind in (staticmethod, classmethod) else wrapper)
             self._lent.append((target.owner, name))
@@ -187,103 +178,42 @@ class Grips:
         except CannotDecorate as error:
             self.refused[target.qualname] = str(error)
 
-    def _watch(self, target: GripTarget) -> WatchedFunction:
+    def _function(self, target: GripTarget) -> GrippedFunction:
         function = target.function
         # an inner function is a new object whenever the outer one runs, but counts as one function
         is_local = LOCALS in target.qualname
         key = (id(function.__code__ if is_local else function), target.qualname if target.inherited else None)
-        previous = self._watched.get(key)
-        if previous is not None and previous.function is function:
-            return previous
-        keeper = previous.keeper if previous is not None else None
-        if keeper is None and self._to is not None:
-            keeper = Keeper(function, target.owner, target.qualname, self._keep, self._write_beside)
-        watched = WatchedFunction(function, target.qualname, self._recorder, keeper)
-        self._watched[key] = watched
-        return watched
+        gripped = self._functions.get(key)
+        if gripped is None:
+            keep = None if self._to is None else self._keep
+            gripped = self._functions[key] = GrippedFunction(target, keep, self._recorder, self._write_beside)
+        elif gripped.wrapped is not function:
+            gripped.wrap(function)
+        return gripped
 
-    def _write_beside(self, keeper: Keeper) -> None:
-        thread = threading.Thread(target=self._write, args=(keeper,), name="opgrip-gripper", daemon=True)
+    def _write_beside(self, function: GrippedFunction) -> None:
+        thread = threading.Thread(target=self._write, args=(function,), name="opgrip-gripper", daemon=True)
         self._writing.append(thread)
         with own_work() if self._recorder is None else self._recorder.own_calls.lock:
             thread.start()
 
-    def _write(self, keeper: Keeper) -> None:
+    def _write(self, function: GrippedFunction) -> None:
         if self._to is None or os.getpid() != self._pid:
             return
         try:
             with self._one_at_a_time, own_work(), isolate_from_program():
-                if id(keeper) not in self._done:
-                    self._done.add(id(keeper))
-                    self._write_sample(keeper, self._to)
+                if not function.written:
+                    function.written = True
+                    self._write_sample(function, self._to)
         except Exception as error:
-            self.refused[keeper.entry] = str(error) if hasattr(error, "hint") else one_line(error)
+            self.refused[function.entry] = str(error) if hasattr(error, "hint") else one_line(error)
 
-    def _write_sample(self, keeper: Keeper, to: Path) -> None:
+    def _write_sample(self, function: GrippedFunction, to: Path) -> None:
         # imported only here because it loads the code that reads syntax trees
         from opgrip.capture.grip.sample_folder import write_folder
 
-        gripped = keeper.gripped()
+        gripped = function.gripped()
         if not gripped.calls:
-            self.refused[keeper.entry] = ", ".join(keeper.lost) or "none of its calls ended during the recording"
+            self.refused[function.entry] = ", ".join(function.lost) or "none of its calls ended during the recording"
             return
         self.written.append(write_folder(gripped, to))
-
-
-class WatchedFunction:
-    def __init__(self, function: FunctionType, entry: str, recorder: Recorder | None, keeper: Keeper | None) -> None:
-        self.function = function
-        self.entry = entry
-        self.name = f"{function.__module__}:{entry}"
-        self.recorder = recorder
-        self.keeper = keeper
-        self.active, self.called = True, False
-        self.wrapper = _wrapper(function, self)
-
-    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self.called = True
-        function, keeper, recorder = self.function, self.keeper, self.recorder
-        if at_own_work() or (recorder is None and (keeper is None or not keeper.has_room())):
-            return function(*args, **kwargs)
-        if recorder is not None and (recorder.at_own_work() or recorder.threads.idle):
-            return function(*args, **kwargs)
-        try:
-            with own_work(), isolate_from_program():
-                arguments: SpecTree | None = take((args, kwargs))
-        except Exception as error:
-            raise_if_from_program(error)
-            if keeper is not None:
-                keeper.lost[one_line(error)] += 1
-            if recorder is not None:
-                recorder.lost.drop(self.name, error)
-            arguments = None
-        if arguments is None:
-            return function(*args, **kwargs)
-
-        def run() -> Any:
-            return function(*args, **kwargs)
-
-        run_and_keep = run if keeper is None else lambda: keeper.run(arguments, args, kwargs, run)
-        if recorder is None:
-            return run_and_keep()
-        positional, named = arguments.tree
-        return recorder.threads.here().call(self.name, FUNCTION, run_and_keep, positional, named, _describe_result)
-
-
-def _wrapper(function: FunctionType, watched: WatchedFunction) -> FunctionType:
-    @functools.wraps(function)
-    def gripped(*args: Any, **kwargs: Any) -> Any:
-        # torch does not execute a call that it traces or compiles
-        is_traced = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None or is_transforming()
-        if is_traced or not watched.active:
-            return function(*args, **kwargs)
-        return watched.call(args, kwargs)
-
-    # torch.jit compiles the source of its argument, and this wrapper's source is not the function's
-    gripped.__prepare_scriptable__ = lambda: function  # type: ignore[attr-defined]
-    return cast(FunctionType, gripped)
-
-
-def _describe_result(result: Any) -> Any:
-    with own_work(), isolate_from_program():
-        return take(result).tree

@@ -59,9 +59,8 @@ def test_recorded_calls_repeat_with_equal_results(tmp_path: Path) -> None:
             gripping.filled(torch.rand(2, 2).t()[1:], [torch.ones(2)])
         gripping.kept(torch.rand(4, 4), torch.rand(4), 0.5)
         gripping.Coder.made(2.0)
-    for watched in grips.watched:
-        assert watched.keeper is not None
-        gripped = watched.keeper.gripped()
+    for function in grips.functions:
+        gripped = function.gripped()
         folder = tmp_path / gripped.name
         folder.mkdir()
         write_calls(folder, gripped)
@@ -73,7 +72,7 @@ def test_recorded_calls_repeat_with_equal_results(tmp_path: Path) -> None:
             before.settings,
         )
         with as_it_ran(call):
-            results = watched.function(*call.args, **call.kwargs)
+            results = function.function(*call.args, **call.kwargs)
         assert difference(call.results, results) is None
         if call.after is not None:
             assert difference(call.after, (call.args, call.kwargs)) is None

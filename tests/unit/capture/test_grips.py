@@ -19,7 +19,7 @@ import torch
 
 from opgrip.capture.grip import gripping as grip_search
 from opgrip.capture.grip import patterns
-from opgrip.capture.grip.gripped import GrippedCall, Keep, Keeper
+from opgrip.capture.grip.gripped import GrippedCall, GrippedFunction, Keep
 from opgrip.capture.grip.gripping import Grips
 from opgrip.capture.grip.patterns import loaded_modules, parse_pattern
 from opgrip.traces import UserError
@@ -44,21 +44,21 @@ def gripped(*names: str, **keep: Any) -> Grips:
     return Grips([parse_pattern(f"gripping:{name}") for name in names], Keep(**keep), to=Path("samples"))
 
 
-def keeper_of(grips: Grips, entry: str) -> Keeper:
-    (keeper,) = (item.keeper for item in grips.watched if item.keeper is not None and item.keeper.entry == entry)
-    return keeper
+def function_of(grips: Grips, entry: str) -> GrippedFunction:
+    (function,) = (item for item in grips.functions if item.entry == entry)
+    return function
 
 
 def calls_of(grips: Grips, entry: str) -> list[GrippedCall]:
-    return keeper_of(grips, entry).calls
+    return function_of(grips, entry).calls
 
 
 def lost_of(grips: Grips, entry: str) -> list[str]:
-    return list(keeper_of(grips, entry).lost)
+    return list(function_of(grips, entry).lost)
 
 
 def tags_of(grips: Grips, entry: str) -> frozenset[str]:
-    return keeper_of(grips, entry).gripped().tags
+    return function_of(grips, entry).gripped().tags
 
 
 def test_first_call_of_each_signature_is_kept() -> None:
@@ -252,7 +252,7 @@ def test_methods_of_all_kinds_are_gripped() -> None:
         assert gripping.Coder.area(torch.tensor([[0.0, 0, 2, 3]])).tolist() == [6]
         assert coder.area(torch.tensor([[0.0, 0, 2, 3.0]])).tolist() == [6]
         assert gripping.Coder.made(5.0).scale == 5
-    assert {item.keeper.entry: item.keeper.owner for item in grips.watched if item.keeper} == {
+    assert {item.entry: item.owner for item in grips.functions} == {
         "Coder.decode": gripping.Coder,
         "Coder.area": gripping.Coder,
         "Coder.made": gripping.Coder,
@@ -272,7 +272,7 @@ def test_nested_functions_are_gripped_when_they_are_created(name: str) -> None:
         gripping.adds(torch.ones(2))
     assert gripping.make_adder.__code__ is code
     assert len(calls_of(grips, "make_adder.<locals>.add")) == 2
-    (watched,) = {item.keeper.function.__qualname__ for item in grips.watched if item.keeper}
+    (watched,) = {item.function.__qualname__ for item in grips.functions}
     assert watched == "make_adder.<locals>.add"
 
 
