@@ -25,10 +25,11 @@ import torch
 from opgrip.capture.grip.gripped import Gripped, GrippedCall
 from opgrip.capture.grip.objects import isolate_from_program, take
 from opgrip.capture.grip.source.free_names import COMPREHENSIONS, bound_by, names_of
-from opgrip.capture.grip.source.items import ClassItem, Import, ImportItem, pieces_of, reachable, render
+from opgrip.capture.grip.source.items import ClassItem, ImportItem, pieces_of, reachable
 from opgrip.capture.grip.source.live_objects import (
     IMPORTED,
     Everything,
+    Import,
     find_definition,
     first_line,
     is_imported,
@@ -36,7 +37,15 @@ from opgrip.capture.grip.source.live_objects import (
     named_in,
     top_level,
 )
-from opgrip.capture.grip.source.module import ModuleText, Requirements, lay_out, objects_of, owner_of, requirements_of
+from opgrip.capture.grip.source.module import (
+    ModuleText,
+    Requirements,
+    lay_out,
+    objects_of,
+    owner_of,
+    render,
+    requirements_of,
+)
 from opgrip.capture.program.environment import describe_environment
 from opgrip.capture.signatures.fitting import Fitter
 from opgrip.capture.signatures.full_values import FullValues

@@ -1,155 +1,66 @@
-"""Items of a sample's module (functions, classes, imports, constants), their dependencies, and their order."""
+"""Items of a sample's module (functions, classes, imports, constants), and the search for all that a function needs."""
 
 from __future__ import annotations
 
+import abc
 import ast
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import enum
+import functools
+import re
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
-from types import ModuleType
-from typing import Any
+from types import FunctionType, ModuleType
+from typing import Any, Generic, Protocol, is_typeddict
 
-from opgrip.capture.grip.source.free_names import Annotation, FreeNames, Use
+import torch
+
+from opgrip.capture.grip.source.free_names import (
+    Annotation,
+    AttributeOwner,
+    FreeNames,
+    Mention,
+    Role,
+    Use,
+    bound_by,
+    names_of,
+)
 from opgrip.capture.grip.source.live_objects import (
+    FunctionDefinition,
+    Import,
     Meaning,
+    Mentioned,
     Namespace,
     SourceFile,
     Treatment,
+    evaluate,
+    find_class,
+    find_definition,
+    first_line,
+    import_of,
     is_imported,
-    is_of_python,
+    live_import,
     module_of,
+    named_in,
+    namespace_of,
+    namespace_of_class,
+    python_function,
+    resolve,
+    source_module,
     treatment_of,
 )
-
-WIDTH = 100  # maximum number of characters in a line of an import statement
-
-
-@dataclass(frozen=True, slots=True)
-class Import:
-    """An import statement that binds one name.
-
-    attribute : `Tensor` in `from torch import Tensor`; None for `import torch`
-    """
-
-    module: str
-    attribute: str | None
-    alias: str
-
-    @property
-    def name(self) -> str:
-        return self.alias or self.module.partition(".")[0]
-
-
-def import_of(name: str, attributes: Sequence[str], thing: Any, file: SourceFile | None, package: str) -> Import | None:
-    plain: Import | None = None
-    for statement in _bindings(file).get(name, ()) if file is not None else ():
-        for candidate in _read(statement, name, package):
-            bound = live_import(candidate.module if candidate.alias else candidate.name, candidate.attribute)
-            if bound is not thing or not is_imported(candidate.module):
-                continue
-            if candidate.alias:
-                return candidate
-            if candidate.module.split(".")[1:] == list(attributes[: candidate.module.count(".")]):
-                plain = candidate if plain is None or len(candidate.module) > len(plain.module) else plain
-    return plain or _import_by_object(name, thing)
-
-
-@lru_cache(maxsize=512)
-def _bindings(file: SourceFile) -> dict[str, list[ast.Import | ast.ImportFrom]]:
-    statements_by_name: dict[str, list[ast.Import | ast.ImportFrom]] = {}
-    for node in ast.walk(file.tree):
-        if isinstance(node, ast.Import | ast.ImportFrom) and not file.is_inside_function(node):
-            for alias in node.names:
-                statements_by_name.setdefault(alias.asname or alias.name.partition(".")[0], []).append(node)
-    return statements_by_name
-
-
-def _read(statement: ast.Import | ast.ImportFrom, name: str, package: str) -> list[Import]:
-    imports = []
-    for alias in statement.names:
-        if isinstance(statement, ast.ImportFrom):
-            if (alias.asname or alias.name) == name:
-                imports.append(Import(source_module(statement, package), alias.name, name))
-        elif alias.asname == name or (alias.asname is None and alias.name == name):
-            imports.append(Import(alias.name, None, name))
-        elif alias.asname is None and alias.name.startswith(name + "."):
-            imports.append(Import(alias.name, None, ""))
-    return imports
-
-
-def source_module(statement: ast.ImportFrom, package: str) -> str:
-    """Return the full name of the module in a `from` statement, which may be relative to `package`."""
-    if not statement.level:
-        return statement.module or ""
-    parents = package.split(".")
-    parents = parents[: len(parents) - statement.level + 1]
-    return ".".join([*parents, *([statement.module] if statement.module else [])])
-
-
-def live_import(module: str, attribute: str | None) -> Any:
-    """Return the loaded module or attribute that an import statement names."""
-    if attribute is None:
-        return sys.modules.get(module)
-    value = getattr(sys.modules.get(module), attribute, None)
-    return sys.modules.get(f"{module}.{attribute}") if value is None else value
-
-
-def _import_by_object(name: str, thing: Any) -> Import | None:
-    module = module_of(thing)
-    if module is None or not is_imported(module):
-        return None
-    if isinstance(thing, ModuleType):
-        parent, _, last = module.rpartition(".")
-        if last == name and parent:
-            return Import(parent, last, name)
-        return Import(module, None, name)
-    own = getattr(thing, "__name__", None)
-    if not isinstance(own, str):
-        return None
-    parts = module.split(".")
-    # prefer torch.nn to torch.nn.modules.conv
-    for length in range(1, len(parts) + 1):
-        prefix = ".".join(parts[:length])
-        for attribute in dict.fromkeys((own, name)):
-            if getattr(sys.modules.get(prefix), attribute, None) is thing:
-                return Import(prefix, attribute, name if attribute != own else own)
-    return None
-
-
-def render(imports: Iterable[Import]) -> str:
-    unique_imports = set(imports)
-    sections = [{one for one in unique_imports if is_of_python(one.module)}]
-    sections.append(unique_imports - sections[0])
-    return "\n\n".join("\n".join(_section(section)) for section in sections if section)
-
-
-def _section(imports: set[Import]) -> list[str]:
-    plain = sorted(
-        f"import {one.module}" + (f" as {one.alias}" if one.alias not in ("", one.module) else "")
-        for one in imports
-        if one.attribute is None
-    )
-    merged: dict[str, list[Import]] = {}
-    for one in imports:
-        if one.attribute is not None:
-            merged.setdefault(one.module, []).append(one)
-    return plain + [_from_statement(module, merged[module]) for module in sorted(merged, key=str.lower)]
-
-
-def _from_statement(module: str, members: list[Import]) -> str:
-    names = [
-        f"{one.attribute}" + (f" as {one.alias}" if one.alias != one.attribute else "")
-        for one in sorted(members, key=lambda one: _member_order(one.attribute or ""))
-    ]
-    line = f"from {module} import {', '.join(names)}"
-    if len(line) <= WIDTH:
-        return line
-    return "\n".join([f"from {module} import (", *(f"    {name}," for name in names), ")"])
-
-
-def _member_order(name: str) -> tuple[int, str]:
-    return (0 if name.isupper() and len(name) > 1 else 1 if name[:1].isupper() else 2), name.lower()
+from opgrip.capture.grip.source.values import (
+    Inexpressible,
+    Refer,
+    express,
+    express_class,
+    is_filled,
+    is_literal,
+    is_plain,
+    lost_defaults,
+    made_by_call,
+    statement_of,
+)
+from opgrip.errors import UserError
 
 
 @dataclass(eq=False, slots=True)
@@ -303,62 +214,22 @@ def reachable(root: SampleItem, refused: Iterable[SampleItem]) -> list[SampleIte
     return list(reachable_items)
 
 
-def in_order(root: SampleItem, included: Iterable[SampleItem]) -> list[SampleItem]:
-    """Return the items of the module's top level in the order in which the sample defines them."""
-    included = list(included)
-    units = list(dict.fromkeys(map(unit, included)))
-    early: dict[SampleItem, list[SampleItem]] = {one: [] for one in units}
-    needs: dict[SampleItem, list[SampleItem]] = {one: [] for one in units}
-    for item in included:
-        early[unit(item)] += [unit(one) for one in item.early]
-        needs[unit(item)] += [unit(one) for one in (*item.needs, *item.may_need)]
-    return list(_Order(early, needs).run([unit(root), *units]))
-
-
-class _Order:
-    def __init__(self, early: dict[SampleItem, list[SampleItem]], needs: dict[SampleItem, list[SampleItem]]) -> None:
-        self._early = early
-        self._needs = needs
-        self._open: set[SampleItem] = set()
-        self._done: dict[SampleItem, None] = {}
-
-    def run(self, items: Iterable[SampleItem]) -> Iterable[SampleItem]:
-        for item in items:
-            self._visit(item)
-        return self._done
-
-    def _visit(self, item: SampleItem) -> None:
-        if item in self._done or item in self._open:
-            return
-        self._open.add(item)
-        for needed in self._early[item]:
-            self._visit(needed)
-        # a decorator calls its helpers while it decorates
-        functions = [needed for needed in self._early[item] if isinstance(needed, FunctionItem)]
-        called = [one for needed in functions for one in self._closure(needed, self._needs)]
-        for needed in (*called, *self._needs[item]):
-            if needed in self._early and not self._open & set(self._closure(needed, self._early)):
-                self._visit(needed)
-        self._open.discard(item)
-        self._done[item] = None
-
-    @staticmethod
-    def _closure(item: SampleItem, edges: dict[SampleItem, list[SampleItem]]) -> Iterator[SampleItem]:
-        queue, closure = [item], {item}
-        for one in queue:
-            yield one
-            queue += dict.fromkeys(needed for needed in edges.get(one, ()) if needed not in closure)
-            closure.update(edges.get(one, ()))
-
-
 _DYNAMIC = ("exec", "__import__")
+_FINDING_BY_TEXT = ("eval", "globals")
+_OF_EACH_MODULE = ("__name__", "__file__", "__doc__", "__package__", "__spec__", "__builtins__", "__class__")
+_USUAL_NAMES = {"numpy": "np", "pandas": "pd"}
 
 
-class ItemTable:
-    def __init__(self) -> None:
+class Collector:
+    """Collects the items of one sample: everything that the sample must contain or import."""
+
+    def __init__(self, words: Iterable[str] = ()) -> None:
         self._items: dict[object, SampleItem] = {}
         # keep objects alive that are looked up by id
         self._live_objects: list[Any] = []
+        self.words = frozenset(words)
+        self.mentions: list[tuple[Mention, Piece, SampleItem]] = []
+        self.class_reads: list[tuple[ClassItem, str, SampleItem, bool]] = []
 
     @property
     def items(self) -> list[SampleItem]:
@@ -405,3 +276,513 @@ class ItemTable:
         if kind is Treatment.BUILTIN:
             return self._items.get(("builtin", thing.__name__))
         return self._items.get((kind.name.lower(), id(thing)))
+
+    # from source to names
+
+    def scan(self, piece: Piece, item: SampleItem) -> None:
+        left_out = (*piece.dropped, *(node for node, _ in piece.defaults))
+        skipped = {id(part) for node in left_out for part in ast.walk(node)}
+        uses = [use for use in piece.names.uses if id(use.nodes[0]) not in skipped and use.name not in _OF_EACH_MODULE]
+        # imports come first, so that helpers which import the same thing under another name use this name
+        for use in sorted(uses, key=lambda use: resolve(use, piece.namespace).treatment is not Treatment.IMPORT):
+            self._link(use, piece, item)
+        self.mentions += [(_mangled(mention, piece), piece, item) for mention in piece.names.mentions]
+        for statement in piece.names.imports:
+            self._add_local_import(statement, piece, item)
+        if any(isinstance(link.item, BuiltinItem) and link.item.name in _FINDING_BY_TEXT for link in piece.links):
+            self._link_words(piece, item)
+        for annotation in piece.names.annotations:
+            meanings = [(use, resolve(use, piece.namespace)) for use in annotation.uses]
+            piece.hints.append((annotation, meanings))
+
+    def _link(self, use: Use, piece: Piece, item: SampleItem) -> None:
+        early = use.role is Role.DEFINE
+        if early and piece.cls is not None and use.name in vars(piece.cls):
+            own = self.class_item(piece.cls)
+            if isinstance(own, ClassItem):
+                self.class_reads.append((own, use.name, item, False))
+            return
+        meaning = resolve(use, piece.namespace)
+        needed = self._item_of(meaning, use, piece)
+        if needed is None:
+            piece.absent.add(use.name)
+            return
+        item.need(needed, early)
+        piece.links.append(Link(use, needed, meaning.attribute_count))
+        if not isinstance(needed, ClassItem):
+            return
+        needed.has_bases |= not meaning.rest or use.role is Role.CHECK
+        if meaning.rest:
+            self.class_reads.append((needed, meaning.rest[0], item, early))
+        elif use.role is not Role.CHECK:
+            needed.mark_made()
+
+    def _link_words(self, piece: Piece, item: SampleItem) -> None:
+        for word in sorted(piece.names.words | self.words):
+            use = Use(word, (), (), Role.TEXT)
+            meaning = resolve(use, piece.namespace)
+            if meaning.treatment in (Treatment.FUNCTION, Treatment.CLASS):
+                needed = self._item_of(meaning, use, piece)
+                assert needed is not None
+                item.need(needed)
+                piece.links.append(Link(use, needed, 0))
+                if isinstance(needed, ClassItem):
+                    needed.mark_made()
+
+    def _add_local_import(self, statement: ast.Import | ast.ImportFrom, piece: Piece, item: SampleItem) -> None:
+        if isinstance(statement, ast.Import):
+            names = [alias.name for alias in statement.names if live_import(alias.name, None) is not None]
+            if not all(map(is_imported, names)):
+                item.refuse(
+                    f"{item.name} contains `import {', '.join(names)}`, but a sample can only replace `from` imports"
+                )
+            return
+        module = source_module(statement, piece.namespace.variables.get("__package__") or "")
+        objects = [(alias, live_import(module, alias.name)) for alias in statement.names]
+        # no recorded call executed an import of a module that is not loaded
+        if is_imported(module) or any(thing is None for _, thing in objects):
+            return
+        bound = []
+        for alias, thing in objects:
+            name = alias.asname or alias.name
+            use = Use(name, (), (ast.Name(name),), Role.RUN)
+            needed = self._item_of(Meaning(treatment_of(thing), thing, 0, ()), use, piece)
+            if needed is not None:
+                item.need(needed)
+                bound.append((name, needed))
+                if isinstance(needed, ClassItem):
+                    needed.mark_made()
+        piece.local_imports.append((statement, bound))
+
+    # from live objects to items
+
+    def _item_of(self, meaning: Meaning, use: Use, piece: Piece) -> SampleItem | None:
+        thing, name = meaning.thing, (use.name, *use.attributes)[meaning.attribute_count]
+        if meaning.treatment is Treatment.ABSENT:
+            path = ".".join((use.name, *use.attributes))
+            return self.add_refused(f"{path} does not exist") if meaning.attribute_count else None
+        if meaning.treatment is Treatment.BUILTIN:
+            return self.builtin(getattr(thing, "__name__", name))
+        # the gripped function itself is included even if its package is normally imported
+        if meaning.treatment is Treatment.FUNCTION or ("function", id(thing)) in self._items:
+            return self.function(thing, name, meaning.rest[:1])
+        if meaning.treatment is Treatment.CLASS:
+            return self.class_item(thing)
+        imported = self.add_import(thing, name, meaning.rest, piece)
+        if imported is not None:
+            return imported
+        if isinstance(thing, ModuleType):
+            return self.add_refused(f"code uses the module {thing.__name__} itself, not only its attributes")
+        if meaning.treatment is Treatment.IMPORT:
+            return self.add_refused(f"{name} of {module_of(thing)} cannot be imported by name")
+        return self._value(thing, name, piece, meaning.attribute_count)
+
+    def function(self, thing: Any, name: str, attributes: tuple[str, ...] = ()) -> SampleItem:
+        key = ("function", id(thing))
+        item = self._items.get(key)
+        if item is None:
+            item = FunctionItem(name, getattr(python_function(thing), "__module__", None) or "")
+            self.remember(key, item, thing)
+            self._take_function(item, thing)
+        own = getattr(thing, "__dict__", {})
+        for attribute in attributes:
+            if attribute in own and isinstance(item, FunctionItem):
+                item.attributes[attribute] = own[attribute]
+                self.check(own[attribute], item, f"{name}.{attribute}")
+        return item
+
+    def _take_function(self, item: FunctionItem, thing: Any) -> None:
+        if hasattr(thing, "registry") and hasattr(thing, "dispatch"):
+            item.refuse(f"{item.name} uses functools.singledispatch, whose functions register themselves")
+            return
+        try:
+            definition = find_definition(thing)
+        except UserError as error:
+            item.refuse(str(error))
+            return
+        if not definition.file.is_inside_function(definition.node):
+            item.name = getattr(definition.node, "name", item.name)
+        item.piece = self.function_piece(definition, item)
+        self.scan(item.piece, item)
+
+    def function_piece(self, definition: FunctionDefinition, item: SampleItem, cls: type | None = None) -> Piece:
+        namespace = namespace_of(definition.function)
+        is_method = cls is not None and not isinstance(vars(cls).get(definition.function.__name__), staticmethod)
+        names = names_of(definition.node, is_method)
+        piece = Piece(definition.file, definition.node, namespace, names, cls, definition.dropped)
+        piece.defaults = tuple(lost_defaults(definition, names, namespace, cls))
+        for _, value in piece.defaults:
+            self.check(value, item, "a default argument")
+        return piece
+
+    def class_item(self, cls: type) -> SampleItem:
+        key = ("class", id(cls))
+        if key in self._items:
+            return self._items[key]
+        try:
+            file, node = find_class(cls)
+        except UserError as error:
+            item: SampleItem = ValueItem(cls.__name__, cls.__module__, value=cls, is_class=True)
+            self.remember(key, item, cls)
+            try:
+                express_class(cls, self.referring(item))
+            except Inexpressible:
+                item.refuse(str(error))
+            return item
+        item = ClassItem(name=cls.__name__, module=cls.__module__, cls=cls, file=file, node=node)
+        self.remember(key, item, cls)
+        return item
+
+    # values
+
+    def _value(self, thing: Any, name: str, piece: Piece, attribute_count: int) -> SampleItem:
+        key = ("value", name, id(thing))
+        if key in self._items:
+            return self._items[key]
+        item = ValueItem(name, piece.namespace.module, value=thing)
+        self.remember(key, item, thing)
+        statement = None if attribute_count else statement_of(name, piece.file, piece.namespace)
+        if statement is not None and not is_literal(statement, thing):
+            try:
+                express(thing, self.referring(item))
+                return item
+            except Inexpressible:
+                stays = made_by_call(statement, piece.namespace, thing) or is_filled(statement, thing)
+                statement = statement if stays else None
+        if statement is None:
+            self.check(thing, item, "the value")
+            return item
+        item.piece = Piece(piece.file, statement, piece.namespace, names_of(statement))
+        self.scan(item.piece, item)
+        return item
+
+    def check(self, value: Any, item: SampleItem, what: str) -> None:
+        try:
+            express(value, self.referring(item))
+        except Inexpressible as error:
+            item.refuse(f"{what} of {item.name} is {error}, which cannot be written as source")
+
+    def referring(self, user: SampleItem) -> Refer:
+        def refer(thing: Any) -> str:
+            item = self.of_value(thing)
+            if item is None:
+                raise Inexpressible(f"{thing!r}")
+            user.need(item, early=True)
+            return item.name
+
+        return refer
+
+    def of_value(self, thing: Any) -> SampleItem | None:
+        treatment, name = treatment_of(thing), getattr(thing, "__name__", "").rpartition(".")[2]
+        if treatment is Treatment.BUILTIN:
+            return self.builtin(thing.__name__)
+        if treatment is Treatment.FUNCTION:
+            return self.function(thing, name)
+        if treatment is Treatment.CLASS:
+            item = self.class_item(thing)
+            if isinstance(item, ClassItem):
+                item.mark_made()
+            return item
+        return self.add_import(thing, _USUAL_NAMES.get(name, name), (), None)
+
+
+def _mangled(mention: Mention, piece: Piece) -> Mention:
+    name = mention.attribute
+    if piece.cls is None or not name.startswith("__") or name.endswith("__"):
+        return mention
+    return Mention(f"_{piece.cls.__name__.lstrip('_')}{name}", mention.owner)
+
+
+# base classes that only matter for type checkers, or that only enforce that methods are defined
+NO_BASES: frozenset[Any] = frozenset({object, abc.ABC, Generic, Protocol})
+
+CONSTRUCTORS = ("__new__", "__init__")
+_UNUSED_NAMES = """
+    __repr__ __str__ __format__ __reduce__ __reduce_ex__ __getstate__ __setstate__ __deepcopy__ __copy__ __del__
+    __dir__ __init_subclass__ __class_getitem__ __sizeof__ __subclasshook__
+"""
+_UNUSED = frozenset(_UNUSED_NAMES.split())  # special methods that do not affect results
+
+_PLAIN_CLASSES = (type("", (), {}), type("", (abc.ABC,), {}))
+_OF_TYPING = ("__annotations__", "__orig_bases__", "__parameters__", "__slots__")
+_OF_EACH_CLASS = frozenset({name for cls in _PLAIN_CLASSES for name in vars(cls)} | {*_OF_TYPING})
+
+
+def is_taken(cls: type) -> bool:
+    return not is_imported(cls.__module__)
+
+
+def is_whole(cls: type) -> bool:
+    made_of_fields = {"__dataclass_fields__", "__attrs_attrs__"} & vars(cls).keys() or hasattr(cls, "_field_defaults")
+    return bool(made_of_fields) or issubclass(cls, enum.Enum) or is_typeddict(cls)
+
+
+def provider_of(mro: tuple[type, ...], name: str) -> type | None:
+    return next((cls for cls in mro if name in vars(cls)), None) if name not in _OF_EACH_CLASS else None
+
+
+def is_special(cls: type, name: str) -> bool:
+    if not (name.startswith("__") and name.endswith("__")) or name in _UNUSED:
+        return False
+    functions = [python_function(one) for one in functions_of(vars(cls)[name])]
+    return any(one is not None and one.__qualname__.rpartition(".")[0] == cls.__qualname__ for one in functions)
+
+
+def overrides(cls: type, name: str) -> bool:
+    bases = [base for base in cls.__mro__ if not is_taken(base) and base not in NO_BASES]
+    # modules have too many such methods
+    return torch.nn.Module not in bases and not name.startswith("__") and any(name in vars(base) for base in bases)
+
+
+def functions_of(attribute: Any) -> list[Any]:
+    if isinstance(attribute, property):
+        return [one for one in (attribute.fget, attribute.fset, attribute.fdel) if one is not None]
+    for name in ("__func__", "func"):
+        inner = getattr(attribute, name, None)
+        if inner is not None and not isinstance(attribute, functools.partial):
+            return [inner]
+    return [attribute] if python_function(attribute) is not None else []
+
+
+def makes_descriptor(decorator: ast.expr, piece: Piece, value: Any) -> bool:
+    if isinstance(decorator, ast.Attribute) and decorator.attr in ("setter", "getter", "deleter"):
+        return True
+    decorator_object = evaluate(decorator, piece.namespace)
+    return (
+        isinstance(decorator_object, type)
+        and isinstance(value, decorator_object)
+        and is_imported(decorator_object.__module__)
+    )
+
+
+def defines(node: ast.stmt, name: str, cls: type) -> bool:
+    if isinstance(node, ast.AnnAssign) and node.value is None:
+        return False
+    # Python mangles names with two leading underscores
+    prefix = f"_{cls.__name__.lstrip('_')}__"
+    return bool({name, name.replace(prefix, "__", 1) if name.startswith(prefix) else name} & bound_by(node))
+
+
+def has_changed(node: ast.Assign | ast.AnnAssign, value: Any) -> bool:
+    return node.value is not None and is_plain(node.value) and not is_literal(node, value)
+
+
+class ClassParts:
+    """Finds the methods and attributes of the sample's classes that the sample needs."""
+
+    def __init__(self, collector: Collector, own: Iterable[type] = ()) -> None:
+        self._collector = collector
+        self._own = frozenset(own)
+        self._reads = 0
+
+    def meet(self, thing: type | FunctionType, user: SampleItem) -> None:
+        if isinstance(thing, FunctionType):
+            item = self._collector.function(thing, thing.__name__)
+        else:
+            item = self._collector.class_item(thing)
+        self._needs(user, item)
+        if isinstance(item, ClassItem):
+            item.is_live = item.has_bases = True
+
+    def part(self, cls: type, name: str) -> SampleItem:
+        item = self._collector.class_item(cls)
+        if not isinstance(item, ClassItem) or is_whole(cls):
+            if isinstance(item, ClassItem):
+                item.is_live = True
+            return item
+        if name not in item.parts:
+            part = item.parts[name] = PartItem(name, cls.__module__, owner=item)
+            part.need(item)
+            self._collector.remember(("part", id(cls), name), part)
+            self._take(part, cls, item)
+        return item.parts[name]
+
+    def _take(self, part: PartItem, cls: type, item: ClassItem) -> None:
+        value = vars(cls)[part.name]
+        statements = [node for node in item.node.body if defines(node, part.name, cls)]
+        try:
+            part.pieces = list(self._pieces(statements, value, part, cls, item))
+        except UserError as error:
+            part.refuse(str(error))
+        if part.pieces:
+            for piece in part.pieces:
+                self._collector.scan(piece, part)
+        else:
+            part.value = value
+            self._collector.check(value, part, f"{cls.__name__}.{part.name}")
+
+    def _pieces(
+        self, statements: list[ast.stmt], value: Any, part: PartItem, cls: type, item: ClassItem
+    ) -> Iterator[Piece]:
+        namespace = namespace_of_class(cls)
+        functions = {
+            (inner.__code__.co_filename, inner.__code__.co_firstlineno): function
+            for function in functions_of(value)
+            if (inner := python_function(function)) is not None
+        }
+        all_definitions = all(isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) for node in statements)
+        for node in statements:
+            if all_definitions and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                function = functions.get((item.file.name, first_line(node)))
+                if function is None:
+                    continue
+                definition = find_definition(function)
+                piece = self._collector.function_piece(definition, part, cls)
+                piece.dropped = tuple(one for one in definition.dropped if not makes_descriptor(one, piece, value))
+                yield piece
+            elif not isinstance(node, ast.Assign | ast.AnnAssign) or not has_changed(node, value):
+                yield Piece(item.file, node, namespace, names_of(node), cls)
+
+    # attributes that may be read
+
+    def expand(self, objects: Iterable[Any], root: SampleItem) -> None:
+        objects = list(objects)
+        before = (-1, -1)
+        while (now := self._size()) != before:
+            before = now
+            self._read_off_classes()
+            mentioned = Mentioned(mention for mention, _, _ in self._collector.mentions)
+            for thing in named_in(objects, mentioned):
+                self.meet(thing, root)
+            for item in self._collector.classes:
+                if item.is_live or item.has_bases:
+                    self._take_bases(item)
+                if item.is_live:
+                    self._take_live(item, mentioned)
+            self._take_own()
+
+    def _size(self) -> tuple[int, int]:
+        flags = sum(item.is_live + item.is_made + item.has_bases for item in self._collector.classes)
+        return len(self._collector.items), flags
+
+    def _read_off_classes(self) -> None:
+        reads = self._collector.class_reads
+        while self._reads < len(reads):
+            item, name, user, early = reads[self._reads]
+            self._reads += 1
+            cls = provider_of(item.cls.__mro__, name)
+            if cls is None or is_imported(cls.__module__):
+                # an inherited function that creates objects, such as the `apply` of autograd functions
+                item.mark_made()
+                continue
+            user.need(self.part(cls, name), early)
+            if cls is not item.cls:
+                user.need(self._collector.class_item(cls), early)
+            if isinstance(vars(cls)[name], classmethod):
+                item.mark_made()
+
+    def _take_bases(self, item: ClassItem) -> None:
+        meta = type(item.cls)
+        if not is_imported(meta.__module__):
+            self.meet(meta, item)
+        if is_whole(item.cls):
+            self._take_whole(item)
+            return
+        for between in map(self._collector.find_item, item.cls.__mro__[1:]):
+            if isinstance(between, ClassItem):
+                between.has_bases = True
+        if item.bases:
+            return
+        for cls in filter(is_taken, item.cls.__mro__):
+            written_as = self._base_expressions(cls)
+            for base in cls.__bases__:
+                if is_imported(base.__module__) and base not in NO_BASES:
+                    item.bases[base] = written_as.get(base)
+        for base, piece in item.bases.items():
+            if piece is not None:
+                self._collector.scan(piece, item)
+            elif (base_item := self._collector.of_value(base)) is not None:
+                item.need(base_item, early=True)
+        self._take_decorators(item)
+
+    def _base_expressions(self, cls: type) -> dict[type, Piece]:
+        item = self._collector.class_item(cls)
+        if not isinstance(item, ClassItem):
+            return {}
+        namespace = namespace_of_class(cls)
+        # type arguments of a generic class matter only to type checkers
+        plain = (one.value if isinstance(one, ast.Subscript) else one for one in item.node.bases)
+        base_objects = ((evaluate(one, namespace), one) for one in plain)
+        pieces = ((base, Piece(item.file, one, namespace, names_of(one))) for base, one in base_objects)
+        return {base: piece for base, piece in pieces if isinstance(base, type)}
+
+    def _take_decorators(self, item: ClassItem) -> None:
+        namespace = namespace_of_class(item.cls)
+        for decorator in item.node.decorator_list:
+            if self._stays(decorator, item.cls):
+                piece = Piece(item.file, decorator, namespace, names_of(decorator))
+                item.decorators.append(piece)
+                self._collector.scan(piece, item)
+
+    @staticmethod
+    def _stays(decorator: ast.expr, cls: type) -> bool:
+        # decorators of the program usually register classes, and are dropped
+        decorator_object = evaluate(
+            decorator.func if isinstance(decorator, ast.Call) else decorator, namespace_of_class(cls)
+        )
+        return is_imported(module_of(decorator_object) or "opgrip")
+
+    def _take_whole(self, item: ClassItem) -> None:
+        if item.whole is not None:
+            return
+        dropped = tuple(one for one in item.node.decorator_list if not self._stays(one, item.cls))
+        namespace = namespace_of_class(item.cls)
+        item.whole = Piece(item.file, item.node, namespace, names_of(item.node), dropped=dropped)
+        self._collector.scan(item.whole, item)
+
+    def _take_live(self, item: ClassItem, mentioned: Mentioned) -> None:
+        cls = item.cls
+        for name in {name for base in filter(is_taken, cls.__mro__) for name in vars(base)}:
+            provider = provider_of(cls.__mro__, name)
+            if provider is None or is_imported(provider.__module__):
+                continue
+            if name in CONSTRUCTORS:
+                if item.is_made:
+                    self._needs(item, self.part(provider, name))
+            elif name == "forward" and issubclass(cls, torch.nn.Module) and cls not in self._own:
+                self._needs(item, self.part(provider, name))
+            elif mentioned.of_others(name) or is_special(provider, name) or overrides(cls, name):
+                part = self.part(provider, name)
+                if part not in item.may_need:
+                    item.may_need.append(part)
+
+    def _take_own(self) -> None:
+        for mention, piece, user in tuple(self._collector.mentions):
+            if piece.cls is None or mention.owner is AttributeOwner.ANY:
+                continue
+            for cls in self._own_classes(piece.cls):
+                mro = cls.__mro__
+                if mention.owner is AttributeOwner.SUPER:
+                    mro = mro[mro.index(piece.cls) + 1 :]
+                names = {name for base in mro for name in vars(base) if re.fullmatch(mention.attribute, name)}
+                for name in names:
+                    self._needs_from(mro, name, user)
+        for item in self._collector.classes:
+            for part in list(item.parts.values()):
+                for piece in part.pieces:
+                    self._take_calls(piece, item, part)
+
+    def _take_calls(self, piece: Piece, item: ClassItem, part: PartItem) -> None:
+        is_class_method = isinstance(vars(item.cls).get(part.name), classmethod)
+        for cls in self._own_classes(item.cls):
+            own_item = self._collector.class_item(cls)
+            if piece.names.makes_own or (piece.names.calls_self and is_class_method):
+                if isinstance(own_item, ClassItem):
+                    own_item.mark_made()
+            elif piece.names.calls_self and issubclass(cls, torch.nn.Module):
+                self._needs_from(cls.__mro__, "forward", part)
+
+    def _own_classes(self, cls: type) -> list[type]:
+        # classes of the objects that can be `self` in a method of `cls`
+        live = [item.cls for item in self._collector.classes if item.is_live and cls in item.cls.__mro__]
+        return live or [cls]
+
+    def _needs_from(self, mro: tuple[type, ...], name: str, user: SampleItem) -> None:
+        provider = provider_of(mro, name)
+        if provider is not None and is_taken(provider):
+            self._needs(user, self.part(provider, name))
+
+    @staticmethod
+    def _needs(user: SampleItem, needed: SampleItem) -> None:
+        if needed is not user and needed not in user.needs:
+            user.need(needed)

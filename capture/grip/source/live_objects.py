@@ -13,7 +13,7 @@ import re
 import sys
 import sysconfig
 import tokenize
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -641,3 +641,95 @@ _MODES = ("torch.jit._script.script", "torch.jit._script.script_if_tracing", "to
 
 def plain_name(thing: Any) -> str:
     return f"{module_of(thing)}.{getattr(thing, '__qualname__', '')}"
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    """An import statement that binds one name.
+
+    attribute : `Tensor` in `from torch import Tensor`; None for `import torch`
+    """
+
+    module: str
+    attribute: str | None
+    alias: str
+
+    @property
+    def name(self) -> str:
+        return self.alias or self.module.partition(".")[0]
+
+
+def import_of(name: str, attributes: Sequence[str], thing: Any, file: SourceFile | None, package: str) -> Import | None:
+    plain: Import | None = None
+    for statement in _bindings(file).get(name, ()) if file is not None else ():
+        for candidate in _read(statement, name, package):
+            bound = live_import(candidate.module if candidate.alias else candidate.name, candidate.attribute)
+            if bound is not thing or not is_imported(candidate.module):
+                continue
+            if candidate.alias:
+                return candidate
+            if candidate.module.split(".")[1:] == list(attributes[: candidate.module.count(".")]):
+                plain = candidate if plain is None or len(candidate.module) > len(plain.module) else plain
+    return plain or _import_by_object(name, thing)
+
+
+@lru_cache(maxsize=512)
+def _bindings(file: SourceFile) -> dict[str, list[ast.Import | ast.ImportFrom]]:
+    statements_by_name: dict[str, list[ast.Import | ast.ImportFrom]] = {}
+    for node in ast.walk(file.tree):
+        if isinstance(node, ast.Import | ast.ImportFrom) and not file.is_inside_function(node):
+            for alias in node.names:
+                statements_by_name.setdefault(alias.asname or alias.name.partition(".")[0], []).append(node)
+    return statements_by_name
+
+
+def _read(statement: ast.Import | ast.ImportFrom, name: str, package: str) -> list[Import]:
+    imports = []
+    for alias in statement.names:
+        if isinstance(statement, ast.ImportFrom):
+            if (alias.asname or alias.name) == name:
+                imports.append(Import(source_module(statement, package), alias.name, name))
+        elif alias.asname == name or (alias.asname is None and alias.name == name):
+            imports.append(Import(alias.name, None, name))
+        elif alias.asname is None and alias.name.startswith(name + "."):
+            imports.append(Import(alias.name, None, ""))
+    return imports
+
+
+def source_module(statement: ast.ImportFrom, package: str) -> str:
+    """Return the full name of the module in a `from` statement, which may be relative to `package`."""
+    if not statement.level:
+        return statement.module or ""
+    parents = package.split(".")
+    parents = parents[: len(parents) - statement.level + 1]
+    return ".".join([*parents, *([statement.module] if statement.module else [])])
+
+
+def live_import(module: str, attribute: str | None) -> Any:
+    """Return the loaded module or attribute that an import statement names."""
+    if attribute is None:
+        return sys.modules.get(module)
+    value = getattr(sys.modules.get(module), attribute, None)
+    return sys.modules.get(f"{module}.{attribute}") if value is None else value
+
+
+def _import_by_object(name: str, thing: Any) -> Import | None:
+    module = module_of(thing)
+    if module is None or not is_imported(module):
+        return None
+    if isinstance(thing, ModuleType):
+        parent, _, last = module.rpartition(".")
+        if last == name and parent:
+            return Import(parent, last, name)
+        return Import(module, None, name)
+    own = getattr(thing, "__name__", None)
+    if not isinstance(own, str):
+        return None
+    parts = module.split(".")
+    # prefer torch.nn to torch.nn.modules.conv
+    for length in range(1, len(parts) + 1):
+        prefix = ".".join(parts[:length])
+        for attribute in dict.fromkeys((own, name)):
+            if getattr(sys.modules.get(prefix), attribute, None) is thing:
+                return Import(prefix, attribute, name if attribute != own else own)
+    return None

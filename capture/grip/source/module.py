@@ -15,28 +15,29 @@ from types import MethodType
 from typing import Any
 
 from opgrip.capture.grip.gripped import Gripped
-from opgrip.capture.grip.source.collect import NO_BASES, ClassParts, Collector, is_taken
 from opgrip.capture.grip.source.free_names import Annotation, FunctionNode, Role, Use
 from opgrip.capture.grip.source.items import (
+    NO_BASES,
     BuiltinItem,
     ClassItem,
+    ClassParts,
+    Collector,
     FunctionItem,
-    Import,
     ImportItem,
     Link,
     PartItem,
     Piece,
     SampleItem,
     ValueItem,
-    in_order,
+    is_taken,
     pieces_of,
     reachable,
     refusals,
-    render,
     unit,
 )
 from opgrip.capture.grip.source.live_objects import (
     Everything,
+    Import,
     Meaning,
     SourceFile,
     Treatment,
@@ -218,6 +219,92 @@ def statement_text(file: SourceFile, node: ast.stmt, edits: Edits, column: int) 
     if re.fullmatch(r"\s*#.*\n?", rest):
         end += len(rest.rstrip("\n"))
     return edits.apply(file.line_start(first), end)
+
+
+WIDTH = 100  # maximum number of characters in a line of an import statement
+
+
+def render(imports: Iterable[Import]) -> str:
+    unique_imports = set(imports)
+    sections = [{one for one in unique_imports if is_of_python(one.module)}]
+    sections.append(unique_imports - sections[0])
+    return "\n\n".join("\n".join(_section(section)) for section in sections if section)
+
+
+def _section(imports: set[Import]) -> list[str]:
+    plain = sorted(
+        f"import {one.module}" + (f" as {one.alias}" if one.alias not in ("", one.module) else "")
+        for one in imports
+        if one.attribute is None
+    )
+    merged: dict[str, list[Import]] = {}
+    for one in imports:
+        if one.attribute is not None:
+            merged.setdefault(one.module, []).append(one)
+    return plain + [_from_statement(module, merged[module]) for module in sorted(merged, key=str.lower)]
+
+
+def _from_statement(module: str, members: list[Import]) -> str:
+    names = [
+        f"{one.attribute}" + (f" as {one.alias}" if one.alias != one.attribute else "")
+        for one in sorted(members, key=lambda one: _member_order(one.attribute or ""))
+    ]
+    line = f"from {module} import {', '.join(names)}"
+    if len(line) <= WIDTH:
+        return line
+    return "\n".join([f"from {module} import (", *(f"    {name}," for name in names), ")"])
+
+
+def _member_order(name: str) -> tuple[int, str]:
+    return (0 if name.isupper() and len(name) > 1 else 1 if name[:1].isupper() else 2), name.lower()
+
+
+def in_order(root: SampleItem, included: Iterable[SampleItem]) -> list[SampleItem]:
+    """Return the items of the module's top level in the order in which the sample defines them."""
+    included = list(included)
+    units = list(dict.fromkeys(map(unit, included)))
+    early: dict[SampleItem, list[SampleItem]] = {one: [] for one in units}
+    needs: dict[SampleItem, list[SampleItem]] = {one: [] for one in units}
+    for item in included:
+        early[unit(item)] += [unit(one) for one in item.early]
+        needs[unit(item)] += [unit(one) for one in (*item.needs, *item.may_need)]
+    return list(_Order(early, needs).run([unit(root), *units]))
+
+
+class _Order:
+    def __init__(self, early: dict[SampleItem, list[SampleItem]], needs: dict[SampleItem, list[SampleItem]]) -> None:
+        self._early = early
+        self._needs = needs
+        self._open: set[SampleItem] = set()
+        self._done: dict[SampleItem, None] = {}
+
+    def run(self, items: Iterable[SampleItem]) -> Iterable[SampleItem]:
+        for item in items:
+            self._visit(item)
+        return self._done
+
+    def _visit(self, item: SampleItem) -> None:
+        if item in self._done or item in self._open:
+            return
+        self._open.add(item)
+        for needed in self._early[item]:
+            self._visit(needed)
+        # a decorator calls its helpers while it decorates
+        functions = [needed for needed in self._early[item] if isinstance(needed, FunctionItem)]
+        called = [one for needed in functions for one in self._closure(needed, self._needs)]
+        for needed in (*called, *self._needs[item]):
+            if needed in self._early and not self._open & set(self._closure(needed, self._early)):
+                self._visit(needed)
+        self._open.discard(item)
+        self._done[item] = None
+
+    @staticmethod
+    def _closure(item: SampleItem, edges: dict[SampleItem, list[SampleItem]]) -> Iterator[SampleItem]:
+        queue, closure = [item], {item}
+        for one in queue:
+            yield one
+            queue += dict.fromkeys(needed for needed in edges.get(one, ()) if needed not in closure)
+            closure.update(edges.get(one, ()))
 
 
 _FUTURE = "from __future__ import annotations"

@@ -29,12 +29,12 @@ from typing import Any, Union, get_args, get_origin
 import numpy as np
 import torch
 
-from opgrip.capture.grip.source.free_names import Role
-from opgrip.capture.grip.source.items import Piece
+from opgrip.capture.grip.source.free_names import FreeNames, Role
 from opgrip.capture.grip.source.live_objects import (
     ABSENT,
     FunctionDefinition,
     Namespace,
+    SourceFile,
     evaluate,
     is_bound,
     is_imported,
@@ -292,14 +292,14 @@ def express_class(cls: type, refer: Refer) -> str:
     return writer.write(_Call(collections.namedtuple, (cls.__name__, fields_of), keywords))
 
 
-def statement_of(name: str, piece: Piece) -> ast.Assign | ast.AnnAssign | None:
-    if name in piece.namespace.closure:
+def statement_of(name: str, file: SourceFile, namespace: Namespace) -> ast.Assign | ast.AnnAssign | None:
+    if name in namespace.closure:
         return None
     statements: list[ast.Assign | ast.AnnAssign] = []
-    for node in ast.walk(piece.file.tree):
+    for node in ast.walk(file.tree):
         if isinstance(node, ast.Name) and node.id == name and not isinstance(node.ctx, ast.Load):
-            around = piece.file.parents[node]
-            if next(piece.file.enclosing(node), None) is not None:
+            around = file.parents[node]
+            if next(file.enclosing(node), None) is not None:
                 continue
             whole = isinstance(around, ast.Assign) and around.targets == [node]
             if not whole and not (isinstance(around, ast.AnnAssign) and around.value is not None):
@@ -341,7 +341,10 @@ def is_plain(argument: ast.expr) -> bool:
     return True
 
 
-def lost_defaults(definition: FunctionDefinition, piece: Piece) -> Iterator[tuple[ast.expr, Any]]:
+def lost_defaults(
+    definition: FunctionDefinition, names: FreeNames, namespace: Namespace, cls: type | None
+) -> Iterator[tuple[ast.expr, Any]]:
+    of_class = vars(cls) if cls is not None else {}
     arguments = definition.node.args
     positional = zip(reversed(arguments.defaults), reversed(definition.function.__defaults__ or ()), strict=False)
     named = [
@@ -351,10 +354,9 @@ def lost_defaults(definition: FunctionDefinition, piece: Piece) -> Iterator[tupl
     ]
     for expression, value in (*positional, *named):
         inside = {id(part) for part in ast.walk(expression)}
-        uses = [use for use in piece.names.uses if use.role is Role.DEFINE and id(use.nodes[0]) in inside]
-        of_class = vars(piece.cls) if piece.cls is not None else {}
-        lost = any(use.name not in of_class and resolve(use, piece.namespace).thing is ABSENT for use in uses)
-        live = evaluate(expression, piece.namespace)
+        uses = [use for use in names.uses if use.role is Role.DEFINE and id(use.nodes[0]) in inside]
+        lost = any(use.name not in of_class and resolve(use, namespace).thing is ABSENT for use in uses)
+        live = evaluate(expression, namespace)
         changed = isinstance(expression, ast.Name) and expression.id not in of_class and live is not value
         if lost or changed:
             yield expression, value
