@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import builtins
 import hashlib
-import json
 import math
 import os
 import shutil
@@ -52,7 +51,7 @@ from opgrip.capture.signatures.full_values import FullValues
 from opgrip.capture.signatures.signatures import describe_call
 from opgrip.errors import UserError, one_line
 from opgrip.traces import Trace, load
-from opgrip.traces.io.sample_folder import CALLS, SAMPLE, open_sample
+from opgrip.traces.io.sample_folder import CALLS, give_free_name, open_sample
 from opgrip.traces.io.tensor_file import HEADER_FIELD
 from opgrip.traces.io.writer import TraceWriter
 from opgrip.traces.schema.arguments import DTYPES, Opaque, TensorSpec, tensors
@@ -178,21 +177,6 @@ def _import_of(thing: Any, what: str) -> Import:
 
 _parts = count()
 
-_TEST = '''"""Runs {name} on the recorded arguments, and compares its results with the recorded ones."""
-
-from pathlib import Path
-
-import pytest
-from opgrip.tools.sample_gripper import RecordedSample
-
-SAMPLE = RecordedSample(Path(__file__).parent)
-
-
-@pytest.mark.parametrize("call", SAMPLE.calls)
-def test_{name}_gives_what_was_recorded(call):
-    assert SAMPLE.difference(call) is None
-'''
-
 
 def write_folder(gripped: Gripped, to: Path) -> Path:
     source, dropped = _source(gripped)
@@ -228,59 +212,11 @@ def write_folder(gripped: Gripped, to: Path) -> Path:
             check_import(module, module_text.entry, blocked)
         write_calls(part, gripped)
         module.unlink()
-        return _move_to_free_name(part, to, gripped.name, module_text.text, about)
+        return give_free_name(part, to, gripped.name, module_text.text, about)
     except OSError as error:
         raise UserError(f"{to} cannot be written", str(error)) from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
-
-
-def _move_to_free_name(part: Path, to: Path, sample_name: str, text: str, about: dict[str, Any]) -> Path:
-    for number in count(1):
-        name = sample_name if number == 1 else f"{sample_name}_{number}"
-        folder = to / name
-        if _holds(folder, text, part):
-            return folder
-        if folder.exists():
-            continue
-        files = {
-            f"{name}.py": text,
-            f"test_{name}.py": _TEST.format(name=name),
-            SAMPLE: json.dumps({"name": name, "file": f"{name}.py"} | about, indent=2) + "\n",
-        }
-        for file, content in files.items():
-            (part / file).write_text(content, encoding="utf-8")
-        try:
-            part.rename(folder)
-        except OSError:
-            # another process took the name first
-            if not folder.exists():
-                raise
-            for file in files:
-                (part / file).unlink()
-            continue
-        return folder
-    raise AssertionError
-
-
-def _holds(folder: Path, text: str, part: Path) -> bool:
-    try:
-        about = json.loads((folder / SAMPLE).read_text(encoding="utf-8"))
-        if (folder / about["file"]).read_text(encoding="utf-8") != text:
-            return False
-        return _calls(folder) == _calls(part)
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-
-
-def _calls(folder: Path) -> list[Any]:
-    records = []
-    for path in sorted(folder.glob("calls.jsonl")):
-        for line in path.read_text(encoding="utf-8").splitlines():
-            record = json.loads(line)
-            if record.get("type") not in ("header", "calls", "end"):
-                records.append({key: value for key, value in record.items() if not key.endswith("_ns")})
-    return records
 
 
 def _source(gripped: Gripped) -> tuple[dict[str, Any], str]:

@@ -1,4 +1,4 @@
-"""Reader of the folder of a sample: a Python function that runs on its own, with the arguments of recorded calls."""
+"""The folder of a sample: a Python function that runs on its own, with the arguments of recorded calls."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import module_from_spec, spec_from_file_location
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -98,3 +99,67 @@ def read_sample(folder: Path) -> SampleFolder:
 def _check(form: str, holds: bool) -> None:
     if not holds:
         raise FormatError(f"{SAMPLE}: expected {form}")
+
+
+_TEST = '''"""Runs {name} on the recorded arguments, and compares its results with the recorded ones."""
+
+from pathlib import Path
+
+import pytest
+from opgrip.tools.sample_gripper import RecordedSample
+
+SAMPLE = RecordedSample(Path(__file__).parent)
+
+
+@pytest.mark.parametrize("call", SAMPLE.calls)
+def test_{name}_gives_what_was_recorded(call):
+    assert SAMPLE.difference(call) is None
+'''
+
+
+def give_free_name(part: Path, to: Path, sample_name: str, text: str, about: dict[str, Any]) -> Path:
+    """Complete the folder `part`, which has a sample's calls, and give it the sample's name or a numbered one in `to`.
+
+    text, about : source of the sample's module, and fields of its `sample.json`
+    """
+    for number in count(1):
+        name = sample_name if number == 1 else f"{sample_name}_{number}"
+        folder = to / name
+        if _holds(folder, text, part):
+            return folder
+        if folder.exists():
+            continue
+        files = {
+            f"{name}.py": text,
+            f"test_{name}.py": _TEST.format(name=name),
+            SAMPLE: json.dumps({"name": name, "file": f"{name}.py"} | about, indent=2) + "\n",
+        }
+        for file, content in files.items():
+            (part / file).write_text(content, encoding="utf-8")
+        try:
+            part.rename(folder)
+        except OSError:
+            # another process took the name first
+            if not folder.exists():
+                raise
+            for file in files:
+                (part / file).unlink()
+            continue
+        return folder
+    raise AssertionError
+
+
+def _holds(folder: Path, text: str, part: Path) -> bool:
+    try:
+        about = json.loads((folder / SAMPLE).read_text(encoding="utf-8"))
+        if (folder / about["file"]).read_text(encoding="utf-8") != text:
+            return False
+        return _calls(folder) == _calls(part)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _calls(folder: Path) -> list[dict[str, Any]]:
+    lines = (folder / CALLS).read_text(encoding="utf-8").splitlines()
+    records = [record for record in map(json.loads, lines) if record.get("type") not in ("header", "calls", "end")]
+    return [{key: value for key, value in record.items() if not key.endswith("_ns")} for record in records]
