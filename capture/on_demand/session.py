@@ -8,7 +8,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from math import inf
@@ -33,7 +33,7 @@ from opgrip.capture.program.processes import unused
 from opgrip.capture.recording.thread_mode import ThreadMode
 from opgrip.capture.session.capture import Capture
 from opgrip.capture.session.graph_keeper import GraphKeeper
-from opgrip.capture.session.schedule import ALWAYS, Schedule, Watching
+from opgrip.capture.session.schedule import ALWAYS, Schedule
 from opgrip.capture.torch_compat.torch_private import MODULE_CALLS, innermost_mode, load_private
 from opgrip.cli.command import STEP
 from opgrip.cli.output_files import give_name
@@ -352,18 +352,20 @@ class ThreadStep:
 class StepCapture(Capture):
     """A capture that records each thread only during its steps."""
 
+    _by_steps = True
+
     def __init__(self, path: Path, warmup: bool, **options: Any) -> None:
         # records of kernels begin and end in one thread, and a step may run in any
         super().__init__(path, schedule=Schedule(warmup=1) if warmup else ALWAYS, device_time=EVENTS, **options)
         self.path = path
         self._file = path.absolute()
-        self._recorder.threads.by_steps = True
-        watches = [watch for watch in self._watching.watches if not isinstance(watch, ThreadWatch)]
+        self._hooks, self._hooks_lock = ExitStack(), threading.Lock()
+
+    def _make_watches(self, compiled: str) -> list[AbstractContextManager[Any]]:
+        watches = super()._make_watches(compiled)
         # until a step begins, compiled code runs as usual
         self._of_compiled = [watch for watch in watches if isinstance(watch, CompiledWatch)]
-        self._hooks, self._hooks_lock = ExitStack(), threading.Lock()
-        others = [watch for watch in watches if watch not in self._of_compiled]
-        self._watching = Watching(self._recorder, others, with_mode=False)
+        return [watch for watch in watches if not isinstance(watch, ThreadWatch | CompiledWatch)]
 
     def open(self) -> None:
         try:

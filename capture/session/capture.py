@@ -280,6 +280,7 @@ class Capture:
     _step = 0
     _has_recorded = False
     _policy = staticmethod(policy_of)
+    _by_steps = False  # True to record each thread only during its steps
 
     if not TYPE_CHECKING:
 
@@ -339,6 +340,7 @@ class Capture:
             redacts_late=last is not None,
             # only the last calls are kept, and most records would be of others
             kernels=None if device_time == EVENTS or last is not None else KernelTimes(device_time == KERNELS),
+            by_steps=self._by_steps,
             max_overhead=max_overhead,
             knows_steps="steps" in self._details,
         )
@@ -346,7 +348,7 @@ class Capture:
         samples = None if grip_to is None else Path(grip_to)
         self.grips = Grips([parse_pattern(text) for text in grip], to=samples, recorder=self._recorder)
         self.extensions = ExtensionWatch(self._recorder, extensions)
-        self._watching = Watching(self._recorder, self._make_watches(compiled))
+        self._watching = Watching(self._recorder, self._make_watches(compiled), with_mode=not self._by_steps)
         self._forks = ForkWatch(self._begin_in_child, self.close, self._write_now)
         self._spawns = SpawnWatch(self._describe_spawned, lambda error: self._recorder.lost.drop("a process", error))
         self._keeper = GraphKeeper() if schedule is not ALWAYS else nullcontext()
@@ -618,7 +620,7 @@ class Capture:
         )
 
     def _describe_spawned(self) -> dict[str, Any] | None:
-        if self.schedule is not ALWAYS or self._recorder.threads.by_steps or str(self.path) == "-":
+        if self.schedule is not ALWAYS or self._by_steps or str(self.path) == "-":
             return None
         options = {**self._options, "details": self._details | {"parent_pid": os.getpid()}}
         return {"root": self._root or self._file, "policy": self._recorder.privacy, "options": options}

@@ -15,10 +15,8 @@ from opgrip.platform import perf_counter_ns
 
 
 class Watching:
-    def __init__(
-        self, recorder: Recorder, watches: Sequence[AbstractContextManager[Any]], with_mode: bool = True
-    ) -> None:
-        self.watches = watches
+    def __init__(self, recorder: Recorder, watches: Sequence[AbstractContextManager[Any]], with_mode: bool) -> None:
+        self._watches = watches
         self._recorder = recorder
         self._with_mode = with_mode
         self._hooks = ExitStack()
@@ -32,7 +30,7 @@ class Watching:
         self._is_on, self._thread = True, get_ident()
         began = perf_counter_ns()
         with ExitStack() as hooks:
-            for watch in self.watches:
+            for watch in self._watches:
                 hooks.enter_context(watch)
             if self._with_mode:
                 hooks.enter_context(self._recorder.threads.here())
