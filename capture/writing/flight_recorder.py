@@ -41,8 +41,8 @@ MOST_OF_GENERATION = {Signature: 4096, Scope: 8192, PAIR: 16384}
 MOST_DUMPS = 8  # maximum number of traces for events that the program survives, because a service may fail continually
 SIGNAL_WAIT_S = 5.0  # maximum time in seconds that a signal handler waits for another thread that is writing
 
-# function that opens a trace, given the number of the trace (from 1) and fields of its header
-OpenDump = Callable[[int, dict[str, Any]], TraceWriter]
+# function that opens a trace, given its path and fields of its header
+BeginFile = Callable[[Path, dict[str, Any]], TraceWriter]
 
 
 class Ring:
@@ -86,7 +86,7 @@ class FlightRecorder(Flusher):
     def __init__(
         self,
         recorder: Recorder,
-        open_dump: OpenDump,
+        begin_file: BeginFile,
         last: int,
         path: Path,
         make_header: Callable[[dict[str, Any]], Header],
@@ -97,7 +97,7 @@ class FlightRecorder(Flusher):
         self.definitions = Definitions(recorder.privacy)
         self.dumps: list[Path] = []
         self.left_out = 0
-        self._open_dump = open_dump
+        self._begin_file, self._path = begin_file, path
         self._survived = self._seen = self._signatures = 0
         self._is_broken = False
         self._holder: int | None = None
@@ -227,12 +227,10 @@ class FlightRecorder(Flusher):
             generations.update(range(first, (current if last is None else last) + 1))
         return generations
 
-    def _open_next(self) -> TraceWriter:
-        return self._open_dump(len(self.dumps) + 1, self._flight(None))
-
-    def _flight(self, reason: str | None, calls_in_trace: int = 0) -> dict[str, Any]:
+    def _open_next(self, reason: str | None = None, calls: int = 0) -> TraceWriter:
         happened = {} if reason is None else {"reason": reason}
-        return {"flight": {"last": self.ring.last, "before": self._seen - calls_in_trace, **happened}}
+        flight = {"last": self.ring.last, "before": self._seen - calls, **happened}
+        return self._begin_file(dump_path(self._path, len(self.dumps) + 1), {"flight": flight})
 
     def _write_dump(self, reason: str) -> Path:
         blocks = self.ring.take()
@@ -240,7 +238,7 @@ class FlightRecorder(Flusher):
         self.definitions.begin_file()
         self.blocks.begin_file()
         try:
-            self.writer = writer = self._open_dump(len(self.dumps) + 1, self._flight(reason, calls))
+            self.writer = writer = self._open_next(reason, calls)
             for block in blocks:
                 self._write(self.blocks.records(block))
             self._write(self.blocks.running())
@@ -523,9 +521,6 @@ class SignalWatch:
             return True
 
 
-# function that opens a trace, given its path and fields of its header
-BeginFile = Callable[[Path, dict[str, Any]], TraceWriter]
-
 # attribute of a handled error: the process and the capture, because errors can be pickled, and if calls were written
 WRITTEN = "_opgrip_written"
 
@@ -546,10 +541,7 @@ class Flights:
     def recorder_to(
         self, path: str | Path, begin_file: BeginFile, make_header: Callable[[dict[str, Any]], Header]
     ) -> FlightRecorder:
-        def open_dump(number: int, fields: dict[str, Any]) -> TraceWriter:
-            return begin_file(dump_path(Path(path), number), fields)
-
-        self._flight = FlightRecorder(self._recorder, open_dump, self._last, Path(path), make_header)
+        self._flight = FlightRecorder(self._recorder, begin_file, self._last, Path(path), make_header)
         return self._flight
 
     def begin(self) -> None:
