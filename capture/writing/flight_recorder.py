@@ -45,230 +45,6 @@ SIGNAL_WAIT_S = 5.0  # maximum time in seconds that a signal handler waits for a
 BeginFile = Callable[[Path, dict[str, Any]], TraceWriter]
 
 
-class Ring:
-    def __init__(self, last: int) -> None:
-        self.last = last
-        self.blocks: list[ThreadCalls] = []
-
-    def __len__(self) -> int:
-        return sum(map(len, self.blocks))
-
-    def add(self, blocks: list[ThreadCalls]) -> list[ThreadCalls]:
-        """Add calls; remove and return the oldest ones above the limit."""
-        self.blocks += blocks
-        surplus = len(self) - self.last
-        if surplus <= 0:
-            return []
-        ends = np.concatenate([block.calls[:, 2] for block in self.blocks])
-        oldest_ns = int(np.partition(ends, surplus)[surplus])
-        forgotten, remaining = [], []
-        for block in self.blocks:
-            # a thread's calls are in the order of their ends
-            first = int(np.searchsorted(block.calls[:, 2], oldest_ns))
-            if first:
-                forgotten.append(block.part(0, first))
-            if first < len(block):
-                remaining.append(block.part(first, len(block)).copied() if first else block)
-        self.blocks = remaining
-        return forgotten
-
-    def take(self) -> list[ThreadCalls]:
-        blocks, self.blocks = self.blocks, []
-        return blocks
-
-    def pairs(self) -> set[int]:
-        return {number for block in self.blocks for number in np.unique(block.calls[:, 0]).tolist()}
-
-
-class FlightRecorder(Flusher):
-    """A writing thread that keeps only the latest calls, and writes them when asked."""
-
-    def __init__(
-        self,
-        recorder: Recorder,
-        begin_file: BeginFile,
-        last: int,
-        path: Path,
-        make_header: Callable[[dict[str, Any]], Header],
-    ) -> None:
-        super().__init__(recorder, self._open_next)
-        self.blocks = Blocks(recorder, looks=False)
-        self.ring = Ring(last)
-        self.definitions = Definitions(recorder.privacy)
-        self.dumps: list[Path] = []
-        self.left_out = 0
-        self._begin_file, self._path = begin_file, path
-        self._survived = self._seen = self._signatures = 0
-        self._is_broken = False
-        self._holder: int | None = None
-        self._later: Callable[[], None] | None = None
-        self._mirror = RingMirror(self, path, make_header)
-
-    def prepare(self) -> None:
-        self._open_next().discard()
-
-    def flush(self, pause_s: float = 0.0) -> None:
-        if getpid() != self.recorder.pid or self._is_broken:
-            return
-        with self._turn():
-            try:
-                self._collect()
-            except Exception as error:
-                # stop recording after an internal error
-                self.failure, self._is_broken = error, True
-                self.recorder.stop()
-
-    def write_running(self) -> None:
-        if getpid() == self.recorder.pid and not self._is_broken and not self.learning:
-            with self._turn():
-                self._mirror.add_running()
-
-    def dump(self, reason: str, always: bool = False, wait: bool = True) -> Path | None:
-        """Write the latest calls that are not in an earlier trace, and return the new trace's path.
-
-        always : True to write even if `MOST_DUMPS` traces were written
-        wait : True to let the writing thread write; False to write in this thread, as a signal handler must
-        """
-        if not wait:
-            # this is a signal handler, which may have interrupted code that the writing thread waits for
-            return self._dump(reason, always, wait)
-        paths: list[Path | None] = []
-        self.run_job(lambda: paths.append(self._dump(reason, always, wait)))
-        return next(iter(paths), None)
-
-    def _dump(self, reason: str, always: bool, wait: bool) -> Path | None:
-        if getpid() != self.recorder.pid:
-            return None
-        with self._turn():
-            try:
-                self._collect()
-                if wait:
-                    self._fit_deferred(wait=True)
-                if self._is_broken or not len(self.ring):
-                    return None
-                if not always:
-                    if self._survived >= MOST_DUMPS:
-                        self.left_out += 1
-                        return None
-                    self._survived += 1
-                path = self._write_dump(reason)
-            except Exception as error:
-                self.failure = error
-                return None
-            self.dumps.append(path)
-            # each call is in only one trace
-            self._mirror.remove()
-            return path
-
-    def dump_for_signal(self, name: str, always: bool, again: Callable[[], None]) -> bool:
-        if self._holder == get_ident():
-            self._later = again
-            return False
-        # do not wait forever: the writing thread may need a lock that this thread holds
-        if self._writing.acquire(timeout=SIGNAL_WAIT_S):
-            self._writing.release()
-            self.dump(name, always, wait=False)
-        return True
-
-    def finish(self) -> None:
-        self._mirror.remove()
-        self.recorder.storages.close()
-
-    @property
-    def calls(self) -> int:
-        return self.blocks.own_written
-
-    @property
-    def signatures(self) -> int:
-        return self._signatures - len(self.blocks.marks)
-
-    @contextmanager
-    def _turn(self) -> Iterator[None]:
-        with self._writing:
-            self._holder = get_ident()
-            try:
-                yield
-            finally:
-                self._holder = None
-        later, self._later = self._later, None
-        if later is not None:
-            later()
-
-    def _collect(self) -> None:
-        recorder = self.recorder
-        generations = self._generations_in_use()
-        ended = [mode for mode in recorder.threads.all if mode.ended]
-        blocks = self.blocks.take()
-        # take pending records after the calls, so that they include everything the calls refer to
-        pending = self._keep_pending()
-        self._seen += sum(map(len, blocks))
-        forgotten = blocks if self.learning else self.ring.add(blocks)
-        self._mirror.add(pending, [] if self.learning else blocks)
-        for block in forgotten:
-            self.blocks.pass_over(block)
-        self._fit_deferred()
-        for mode in ended:
-            recorder.threads.forget(mode)
-            self.blocks.forget_thread(mode.number)
-        if any(recorder.generations.size(kind) >= most for kind, most in MOST_OF_GENERATION.items()):
-            running = [(entered.signature, entered.scope) for _, entered in self.blocks.entered()]
-            self.definitions.prune(recorder.prune(generations, self.ring.pairs(), running))
-            recorder.forget()
-
-    def _keep_pending(self) -> list[Pending]:
-        pending = self.recorder.pending.take()
-        self.definitions.add(pending)
-        return pending
-
-    def _generations_in_use(self) -> set[int]:
-        current = self.recorder.generations.current
-        generations = {current}
-        for first, last in [mode.generations for mode in self.recorder.threads.all]:
-            generations.update(range(first, (current if last is None else last) + 1))
-        return generations
-
-    def _open_next(self, reason: str | None = None, calls: int = 0) -> TraceWriter:
-        happened = {} if reason is None else {"reason": reason}
-        flight = {"last": self.ring.last, "before": self._seen - calls, **happened}
-        return self._begin_file(dump_path(self._path, len(self.dumps) + 1), {"flight": flight})
-
-    def _write_dump(self, reason: str) -> Path:
-        blocks = self.ring.take()
-        calls = sum(map(len, blocks))
-        self.definitions.begin_file()
-        self.blocks.begin_file()
-        try:
-            self.writer = writer = self._open_next(reason, calls)
-            for block in blocks:
-                self._write(self.blocks.records(block))
-            self._write(self.blocks.running())
-            file = self.definitions.file
-            self._signatures = file.signatures
-            end = replace(self._end(self._signatures), before=self._seen - calls, step_starts_ns=[])
-            writer.write_lines(self.definitions.encode([end], file.redaction))
-            writer.close()
-        except BaseException:
-            self.ring.add(blocks)
-            if self.writer is not None:
-                self.writer.discard()
-            raise
-        finally:
-            self.writer = None
-        assert writer.path is not None
-        return writer.path
-
-    def _write(self, records: Iterable[Record]) -> None:
-        records = list(records)
-        threads = [record for record in records if isinstance(record, Thread)]
-        others = [record for record in records if not isinstance(record, Thread)]
-        self.definitions.add((record, encode_line(record)) for record in threads)
-        pending = self._keep_pending()
-        self._mirror.add(pending, [])
-        writer = self.open()
-        writer.write_lines(self.definitions.lines_for(others))
-        writer.write_lines(self.definitions.encode(others, self.definitions.file.redaction))
-
-
 LEAST_BYTES = 1 << 20  # number of bytes in a new file in addition to twice the size of the kept data
 
 Payload = Sequence[bytes | NDArray[np.int64]]
@@ -324,50 +100,77 @@ class RingFile:
             self.path.unlink()
 
 
-class RingMirror:
-    """Keeps a copy of a flight recorder's data in a ring file, which is replaced when it is full."""
+class Ring:
+    """The latest calls of a recording, in memory and in a ring file, which is replaced when it is full."""
 
-    def __init__(self, flight: FlightRecorder, path: Path, make_header: Callable[[dict[str, Any]], Header]) -> None:
-        self._flight, self._path, self._make_header = flight, path, make_header
+    def __init__(
+        self,
+        recorder: Recorder,
+        definitions: Definitions,
+        last: int,
+        path: Path,
+        make_header: Callable[[dict[str, Any]], Header],
+    ) -> None:
+        self.last, self.seen = last, 0
+        self.blocks: list[ThreadCalls] = []
+        self._recorder, self._definitions = recorder, definitions
+        self._path, self._make_header = path, make_header
         self._file: RingFile | None = None
         self._redaction: Any = None
         self._threads: set[int] = set()
         self._next_pair: int | None = None
         self._had_running = False
 
-    def add(self, pending: list[Pending], blocks: list[ThreadCalls]) -> None:
-        if self._flight.failure is not None or not (pending or blocks):
+    def __len__(self) -> int:
+        return sum(map(len, self.blocks))
+
+    def add(self, blocks: list[ThreadCalls]) -> list[ThreadCalls]:
+        """Add calls; remove and return the oldest ones above the limit."""
+        self.blocks += blocks
+        surplus = len(self) - self.last
+        if surplus <= 0:
+            return []
+        ends = np.concatenate([block.calls[:, 2] for block in self.blocks])
+        oldest_ns = int(np.partition(ends, surplus)[surplus])
+        forgotten, remaining = [], []
+        for block in self.blocks:
+            # a thread's calls are in the order of their ends
+            first = int(np.searchsorted(block.calls[:, 2], oldest_ns))
+            if first:
+                forgotten.append(block.part(0, first))
+            if first < len(block):
+                remaining.append(block.part(first, len(block)).copied() if first else block)
+        self.blocks = remaining
+        return forgotten
+
+    def pairs(self) -> set[int]:
+        return {number for block in self.blocks for number in np.unique(block.calls[:, 0]).tolist()}
+
+    def write(self, pending: list[Pending], blocks: list[ThreadCalls]) -> None:
+        """Write records and added calls to the file; the file begins with the first calls."""
+        if not (pending or blocks):
             return
         file = self._file
-        try:
-            # a new file already contains all of this
-            if blocks if file is None else not self._add_to(file, pending, blocks):
-                self._begin(sum(block.calls.nbytes + block.flows.nbytes for block in blocks))
-        except OSError as error:
-            self._fail(error)
+        # a new file already contains all of this
+        if blocks if file is None else not self._add_to(file, pending, blocks):
+            self._begin(sum(block.calls.nbytes + block.flows.nbytes for block in blocks))
 
-    def add_running(self) -> None:
-        if self._file is None:
-            return
-        running = list(self._flight.blocks.entered())
-        if not running and not self._had_running:
+    def write_running(self, running: list[tuple[ThreadMode, Entered]]) -> None:
+        if self._file is None or not (running or self._had_running):
             return
         self._had_running = bool(running)
-        try:
-            if not self._add_running(self._file, running):
-                self._begin(0)
-                self._add_running(self._file, running)
-        except OSError as error:
-            self._fail(error)
+        if not self._add_running(self._file, running):
+            self._begin(0)
+            self._add_running(self._file, running)
 
-    def remove(self) -> None:
+    def clear(self) -> None:
+        self.blocks = []
+        self.remove_file()
+
+    def remove_file(self) -> None:
         file, self._file = self._file, None
         if file is not None:
             file.remove()
-
-    def _fail(self, error: OSError) -> None:
-        self._flight.failure = error
-        self.remove()
 
     def _add_running(self, file: RingFile, running: list[tuple[ThreadMode, Entered]]) -> bool:
         lines = self._encode([entered for _, entered in running])
@@ -385,23 +188,20 @@ class RingMirror:
         )
 
     def _begin(self, more_bytes: int) -> None:
-        flight, old = self._flight, self._file
-        recorder = flight.recorder
-        self._redaction, self._threads, self._next_pair = flight.definitions.make_redaction(), set(), None
-        header = encode_line(self._make_header({"flight": {"last": flight.ring.last, "before": 0}}))
-        lines = header + flight.definitions.all_lines(self._redaction)
-        blocks = flight.ring.blocks
+        recorder, old = self._recorder, self._file
+        self._redaction, self._threads, self._next_pair = self._definitions.make_redaction(), set(), None
+        header = encode_line(self._make_header({"flight": {"last": self.last, "before": 0}}))
+        lines = header + self._definitions.all_lines(self._redaction)
         size = (
             len(lines)
             + 32 * len(recorder.scopes.pairs)
-            + sum(block.calls.nbytes + block.tensors.nbytes + block.flows.nbytes + 512 for block in blocks)
+            + sum(block.calls.nbytes + block.tensors.nbytes + block.flows.nbytes + 512 for block in self.blocks)
         )
         file = RingFile(self._path, 2 * (size + more_bytes) + LEAST_BYTES)
-        before = flight._seen - len(flight.ring)
-        file.add(flight_ring.START, [flight.ring.last, recorder.started_ns, before])
+        file.add(flight_ring.START, [self.last, recorder.started_ns, self.seen - len(self)])
         self._add_lines(file, lines)
         self._add_pairs(file)
-        for block in blocks:
+        for block in self.blocks:
             self._add_block(file, block)
         self._file = file
         if old is not None:
@@ -411,7 +211,7 @@ class RingMirror:
         return not lines or file.add(flight_ring.LINES, [len(lines)], [lines])
 
     def _add_pairs(self, file: RingFile) -> bool:
-        pairs, rows = self._flight.recorder.scopes.pairs, []
+        pairs, rows = self._recorder.scopes.pairs, []
         if self._next_pair is None:
             rows = [(number, *pair) for number, pair in list(pairs.items())]
             self._next_pair = 1 + max(pairs, default=FIRST_PAIR - 1)
@@ -432,7 +232,205 @@ class RingMirror:
         return self._add_lines(file, self._encode([Thread(mode.number, mode.thread_name)]))
 
     def _encode(self, records: Iterable[Record]) -> bytes:
-        return self._flight.definitions.encode(records, self._redaction)
+        return self._definitions.encode(records, self._redaction)
+
+
+class FlightRecorder(Flusher):
+    """A writing thread that keeps only the latest calls, and writes them when asked."""
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        begin_file: BeginFile,
+        last: int,
+        path: Path,
+        make_header: Callable[[dict[str, Any]], Header],
+    ) -> None:
+        super().__init__(recorder, self._open_next)
+        self.blocks = Blocks(recorder, looks=False)
+        self.definitions = Definitions(recorder.privacy)
+        self.ring = Ring(recorder, self.definitions, last, path, make_header)
+        self.dumps: list[Path] = []
+        self.left_out = 0
+        self._begin_file, self._path = begin_file, path
+        self._survived = self._signatures = 0
+        self._is_broken = False
+        self._holder: int | None = None
+        self._later: Callable[[], None] | None = None
+
+    def prepare(self) -> None:
+        self._open_next().discard()
+
+    def flush(self, pause_s: float = 0.0) -> None:
+        if getpid() != self.recorder.pid or self._is_broken:
+            return
+        with self._turn():
+            try:
+                self._collect()
+            except Exception as error:
+                # stop recording after an internal error
+                self.failure, self._is_broken = error, True
+                self.recorder.stop()
+
+    def write_running(self) -> None:
+        if getpid() == self.recorder.pid and not self._is_broken and not self.learning:
+            with self._turn(), self._ring_file():
+                self.ring.write_running(list(self.blocks.entered()))
+
+    def dump(self, reason: str, always: bool = False, wait: bool = True) -> Path | None:
+        """Write the latest calls that are not in an earlier trace, and return the new trace's path.
+
+        always : True to write even if `MOST_DUMPS` traces were written
+        wait : True to let the writing thread write; False to write in this thread, as a signal handler must
+        """
+        if not wait:
+            # this is a signal handler, which may have interrupted code that the writing thread waits for
+            return self._dump(reason, always, wait)
+        paths: list[Path | None] = []
+        self.run_job(lambda: paths.append(self._dump(reason, always, wait)))
+        return next(iter(paths), None)
+
+    def _dump(self, reason: str, always: bool, wait: bool) -> Path | None:
+        if getpid() != self.recorder.pid:
+            return None
+        with self._turn():
+            try:
+                self._collect()
+                if wait:
+                    self._fit_deferred(wait=True)
+                if self._is_broken or not len(self.ring):
+                    return None
+                if not always:
+                    if self._survived >= MOST_DUMPS:
+                        self.left_out += 1
+                        return None
+                    self._survived += 1
+                path = self._write_dump(reason)
+            except Exception as error:
+                self.failure = error
+                return None
+            self.dumps.append(path)
+            # each call is in only one trace
+            self.ring.clear()
+            return path
+
+    def dump_for_signal(self, name: str, always: bool, again: Callable[[], None]) -> bool:
+        if self._holder == get_ident():
+            self._later = again
+            return False
+        # do not wait forever: the writing thread may need a lock that this thread holds
+        if self._writing.acquire(timeout=SIGNAL_WAIT_S):
+            self._writing.release()
+            self.dump(name, always, wait=False)
+        return True
+
+    def finish(self) -> None:
+        self.ring.remove_file()
+        self.recorder.storages.close()
+
+    @property
+    def calls(self) -> int:
+        return self.blocks.own_written
+
+    @property
+    def signatures(self) -> int:
+        return self._signatures - len(self.blocks.marks)
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        with self._writing:
+            self._holder = get_ident()
+            try:
+                yield
+            finally:
+                self._holder = None
+        later, self._later = self._later, None
+        if later is not None:
+            later()
+
+    def _collect(self) -> None:
+        recorder = self.recorder
+        generations = self._generations_in_use()
+        ended = [mode for mode in recorder.threads.all if mode.ended]
+        blocks = self.blocks.take()
+        # take pending records after the calls, so that they include everything the calls refer to
+        pending = self._take_pending()
+        self.ring.seen += sum(map(len, blocks))
+        forgotten = blocks if self.learning else self.ring.add(blocks)
+        self._keep(pending, [] if self.learning else blocks)
+        for block in forgotten:
+            self.blocks.pass_over(block)
+        self._fit_deferred()
+        for mode in ended:
+            recorder.threads.forget(mode)
+            self.blocks.forget_thread(mode.number)
+        if any(recorder.generations.size(kind) >= most for kind, most in MOST_OF_GENERATION.items()):
+            running = [(entered.signature, entered.scope) for _, entered in self.blocks.entered()]
+            self.definitions.prune(recorder.prune(generations, self.ring.pairs(), running))
+            recorder.forget()
+
+    def _take_pending(self) -> list[Pending]:
+        pending = self.recorder.pending.take()
+        self.definitions.add(pending)
+        return pending
+
+    def _keep(self, pending: list[Pending], blocks: list[ThreadCalls]) -> None:
+        if self.failure is None:
+            with self._ring_file():
+                self.ring.write(pending, blocks)
+
+    @contextmanager
+    def _ring_file(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.failure = error
+            self.ring.remove_file()
+
+    def _generations_in_use(self) -> set[int]:
+        current = self.recorder.generations.current
+        generations = {current}
+        for first, last in [mode.generations for mode in self.recorder.threads.all]:
+            generations.update(range(first, (current if last is None else last) + 1))
+        return generations
+
+    def _open_next(self, reason: str | None = None, calls: int = 0) -> TraceWriter:
+        happened = {} if reason is None else {"reason": reason}
+        flight = {"last": self.ring.last, "before": self.ring.seen - calls, **happened}
+        return self._begin_file(dump_path(self._path, len(self.dumps) + 1), {"flight": flight})
+
+    def _write_dump(self, reason: str) -> Path:
+        calls = len(self.ring)
+        self.definitions.begin_file()
+        self.blocks.begin_file()
+        try:
+            self.writer = writer = self._open_next(reason, calls)
+            for block in self.ring.blocks:
+                self._write(self.blocks.records(block))
+            self._write(self.blocks.running())
+            file = self.definitions.file
+            self._signatures = file.signatures
+            end = replace(self._end(self._signatures), before=self.ring.seen - calls, step_starts_ns=[])
+            writer.write_lines(self.definitions.encode([end], file.redaction))
+            writer.close()
+        except BaseException:
+            if self.writer is not None:
+                self.writer.discard()
+            raise
+        finally:
+            self.writer = None
+        assert writer.path is not None
+        return writer.path
+
+    def _write(self, records: Iterable[Record]) -> None:
+        records = list(records)
+        threads = [record for record in records if isinstance(record, Thread)]
+        others = [record for record in records if not isinstance(record, Thread)]
+        self.definitions.add((record, encode_line(record)) for record in threads)
+        self._keep(self._take_pending(), [])
+        writer = self.open()
+        writer.write_lines(self.definitions.lines_for(others))
+        writer.write_lines(self.definitions.encode(others, self.definitions.file.redaction))
 
 
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)  # they end a program by default
