@@ -512,12 +512,12 @@ class Capture:
             check_kernels()
         with in_words_of_python():
             self._choose_file()
-            if self._full:
-                full_values.check(self._file, self._force)
             self._begin_recorder(self._file)
             flusher = self._make_flusher(self._file, self._details)
             flusher.prepare()
             try:
+                if self._full:
+                    full_values.check(self._file, self._force)
                 if self._flights is not None:
                     self._flights.begin()
             except BaseException:

@@ -24,9 +24,7 @@ MAX_TENSORS = 500_000
 
 def check(trace: str | Path | None, force: bool) -> None:
     if trace is not None:
-        beside = path_beside(trace)
-        check_writable(Path(trace), force)
-        check_writable(beside, force)
+        check_writable(path_beside(trace), force)
 
 
 def path_beside(trace: str | Path) -> Path:
