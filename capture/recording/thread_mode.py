@@ -123,7 +123,7 @@ class ThreadMode(OrderlyMode):
         self.own_work = OwnWork()
         self.predictions = CallPredictor()
         self.last: CallNode = self.predictions.nowhere
-        self.generations = (self.recorder.generations.current, None)
+        self.generations: tuple[int, int | None] = (self.recorder.generations.current, None)
         self._settings = read_settings()
         self._storages = self.recorder.storages
         self._numbers = self._storages.numbers
