@@ -20,9 +20,10 @@ from torch.profiler import ProfilerActivity
 from opgrip.capture import Capture, Schedule
 from opgrip.capture.command.capture_options import make_parser
 from opgrip.capture.command.opcapture import run as opcapture
-from opgrip.capture.hooks import graphs, wrapped_operators
+from opgrip.capture.hooks import graphs
 from opgrip.capture.program.accelerators import DeviceQueries, GraphCaptures
 from opgrip.capture.recording import recorder as recording
+from opgrip.capture.recording import wrapped_operators
 from opgrip.capture.timing import device_time, kernel_times
 from opgrip.capture.timing.kernel_times import WrittenCalls, innermost_calls
 from opgrip.errors import UserError
