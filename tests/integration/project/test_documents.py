@@ -130,12 +130,7 @@ def softmax(x, dim, half_to_float):
 
 @dataclass(frozen=True, slots=True)
 class Pasted:
-    """Command of a document.
-
-    line : line number in the document
-    command : command line for a shell
-    shown : output lines that the document shows; a line `...` matches any lines
-    """
+    """Command for a shell in a document, and the output shown there, in which a line `...` matches any lines."""
 
     line: int
     command: str

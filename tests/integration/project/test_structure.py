@@ -24,10 +24,7 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 @dataclass(frozen=True)
 class Source:
-    """A file of the product, with what the tests need of its syntax tree.
-
-    documentation : lines of docstrings and of texts behind the statements of modules and classes
-    """
+    """A file of the product; its documentation is docstrings and texts behind statements of modules and classes."""
 
     path: Path
     lines: int

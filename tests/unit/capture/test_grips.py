@@ -1,7 +1,5 @@
 """Selection of gripped functions, recording of their calls, and unchanged behaviour of the program."""
 
-from __future__ import annotations
-
 import asyncio
 import importlib
 import random
