@@ -309,6 +309,7 @@ for number, options in enumerate([{}, {"values": "full"}, {"write_ahead": True}]
 """
 
 
+@pytest.mark.slow
 def test_functions_of_python_that_a_program_replaces_do_not_change_the_trace(tmp_path: Path) -> None:
     done = run_program(REPLACES_FUNCTIONS, tmp_path)
     assert (done.returncode, done.stderr) == (0, "")

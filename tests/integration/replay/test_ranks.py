@@ -360,6 +360,7 @@ with Capture(sys.argv[1]):
 """
 
 
+@pytest.mark.slow
 def test_functions_run_by_rpc_are_recorded_and_other_calls_named(tmp_path: Path) -> None:
     (tmp_path / "rpc.py").write_text(RPC)
     run_python(tmp_path / "rpc.py", tmp_path / "t.jsonl", tmp_path / "store", cwd=tmp_path, status=0)

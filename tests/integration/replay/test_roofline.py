@@ -181,6 +181,7 @@ def parts(root: ElementTree.Element, name: str) -> list[ElementTree.Element]:
     return [item for item in root.iter(f"{SVG}g") if str(item.get("id")).startswith(f"{name} ")]
 
 
+@pytest.mark.slow
 def test_drawing_has_a_dot_per_case_peaks_and_operator_names() -> None:
     rows = [
         row_of(op="aten.<&>$x_1$", flops=1000, bytes_moved=100, median_us=20.0, math_dtype="float32"),

@@ -472,6 +472,7 @@ def test_gate_never_passes_with_a_row_that_may_be_twice_as_slow() -> None:
     assert held.outcome is NOT_DECIDED
 
 
+@pytest.mark.slow
 def test_total_is_as_uncertain_as_its_rows() -> None:
     """All rows of a repeat share its speed: their total is as uncertain as each row."""
     generator = np.random.default_rng(1)
