@@ -146,9 +146,7 @@ OPERATORS = {
 
 
 def trace_of(path: Path, *calls: tuple[str, int, int, int, bool], page: int | None = PAGE) -> Trace:
-    """Return a trace of calls: operator, memory of the argument and of the result, page faults, and the
-    perturbed flag.
-    """
+    """Return a trace of calls: operator, memory of argument and result, page faults, and whether it is perturbed."""
     count = len(calls)
     block = Calls(
         *(0, [OPERATORS[call[0]].number for call in calls], [0] * count, [10 * place for place in range(count)]),

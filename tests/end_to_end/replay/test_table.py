@@ -53,9 +53,7 @@ class Shown:
 
 
 def show(width: int, name: str, *args: object, **variables: str) -> Shown:
-    """Run one of the project's commands on a terminal with `width` columns; `variables` are added to its
-    environment.
-    """
+    """Run a command on a terminal with `width` columns and with additional variables of its environment."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, width, 0, 0))
     chunks: list[bytes] = []

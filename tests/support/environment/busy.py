@@ -21,8 +21,5 @@ def compared_times() -> Iterator[None]:
 
 
 def usage_now() -> Usage:
-    """Return the processor usage so far.
-
-    Usage of forks is added: they are children of the fork server, not of this process.
-    """
+    # forks are children of the fork server, not of this process
     return Usage.now(used_s())
