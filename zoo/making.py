@@ -16,24 +16,27 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from opgrip.capture.command.capture_options import make_parser
+from opgrip.capture.command.model_steps import build, run_step
 from opgrip.cli.output_files import Damage, read_chunks, whole_file
 from opgrip.cli.plugins import needed
+from opgrip.cli.progress import Reporter
 from opgrip.errors import UserError, shortened
 from opgrip.platform.sandbox import run_program
+from opgrip.traces import Trace, load
+from opgrip.traces.analysis.differences import compare_traces
+from opgrip.traces.analysis.longtail import find_longtail
+from opgrip.traces.schema.records import EXTENSION, FUNCTION
+from opgrip.traces.table.profiler_labels import is_mark
 from opgrip.traces.zoo import Recording, ZooTrace, zoo_file
 from opgrip.traces.zoo.manifest import FORMAT, MANIFEST, MODELS, SUFFIX
-
-if TYPE_CHECKING:
-    from opgrip.traces import Trace
 
 BANDWIDTH = 1e10  # bytes per second; affects how much time a long-tail function could save, not whether it is one
 
 
 def record_of(path: Path, trace: ZooTrace, step_ms: float) -> Recording:
-    from opgrip.traces import load
-
     content = load(path)
     header, data, operators = content.header, path.read_bytes(), operator_signatures(content)
     return Recording(
@@ -51,15 +54,10 @@ def record_of(path: Path, trace: ZooTrace, step_ms: float) -> Recording:
 
 
 def operator_signatures(trace: Trace) -> list[str]:
-    from opgrip.traces.schema.records import FUNCTION
-    from opgrip.traces.table.profiler_labels import is_mark
-
     return [item.op for item in trace.signatures if item.kind != FUNCTION and not is_mark(item.op)]
 
 
 def longtail_functions(traces: Iterable[Trace]) -> set[tuple[str, str]]:
-    from opgrip.traces.analysis.longtail import find_longtail
-
     return {(item.file, item.name) for item in find_longtail(traces, lambda trace: BANDWIDTH).functions}
 
 
@@ -138,10 +136,6 @@ class Distinct:
 
 
 def count_distinct(traces: Iterable[ZooTrace]) -> Distinct:
-    from opgrip.traces import load
-    from opgrip.traces.schema.records import EXTENSION, FUNCTION
-    from opgrip.traces.table.profiler_labels import is_mark
-
     recorded_traces = [trace for trace in traces if trace.recording is not None]
     operators: dict[str, str] = {}
     functions: set[tuple[str, str]] = set()
@@ -188,9 +182,6 @@ def differences_of_new_recording(trace: ZooTrace, shipped: Path, timeout_s: floa
     """Record a trace again, and return a line for each signature whose number of calls differs from the shipped
     trace.
     """
-    from opgrip.traces import load
-    from opgrip.traces.analysis.differences import compare_traces
-
     with tempfile.TemporaryDirectory() as scratch:
         make_trace(trace, Path(scratch), timeout_s, times_step=False)
         new_trace = load(Path(scratch) / shipped.name)
@@ -208,10 +199,6 @@ def _time_step(trace: ZooTrace, timeout_s: float) -> float:
 
 
 def _step_ms(arguments: Sequence[str]) -> float:
-    from opgrip.capture.command.capture_options import make_parser
-    from opgrip.capture.command.model_steps import build, run_step
-    from opgrip.cli.progress import Reporter
-
     args = make_parser().parse_args(list(arguments))
     program = build(args, Reporter("opgrip zoo"))
     run_step(program, program.inputs())

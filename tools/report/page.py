@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from opgrip.capture.command.opcapture import own_cost
 from opgrip.cli.command import counted
 from opgrip.cli.plugins import install_command, needed
 from opgrip.cli.terminal import shorten
@@ -134,8 +135,6 @@ def _timeline(trace: Trace) -> Plain:
 def _longtail(trace: Trace) -> Plain:
     if not trace.calls["function"].notna().any():
         return {"longtail": []}
-    from opgrip.capture.command.opcapture import own_cost
-
     try:
         speed = bandwidth_of(trace)
     except UserError:

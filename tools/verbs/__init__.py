@@ -6,8 +6,9 @@ import argparse
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from opgrip.cli.command import positive
 from opgrip.cli.plugins import Registry
@@ -32,6 +33,8 @@ class Verb:
     needs_torch: bool = True
 
 
+T = TypeVar("T", bound=Prepare | None)
+
 # subcommands by group and name, such as `trace info`; `grip` has no group
 verbs: Registry[Verb] = Registry("opgrip.tools.verbs", "opgrip.verbs")
 
@@ -40,6 +43,23 @@ def verb(name: str, summary: str, examples: str, prepare: Prepare | None = None,
     def register(run: Run) -> Run:
         verbs.register(name)(Verb(summary, examples, prepare, run, **others))
         return run
+
+    return register
+
+
+def declare(name: str, summary: str, examples: str, work: str, **others: Any) -> Callable[[T], T]:
+    """Return a decorator of the function that adds the options of a subcommand.
+
+    work : function in `opgrip.tools.verb_work` that runs it, such as `trace_info:run`; imported when it is called
+    """
+
+    def run(args: argparse.Namespace) -> int:
+        module, _, function = work.partition(":")
+        return int(getattr(import_module(f"opgrip.tools.verb_work.{module}"), function)(args))
+
+    def register(prepare: T) -> T:
+        verbs.register(name)(Verb(summary, examples, prepare, run, **others))
+        return prepare
 
     return register
 

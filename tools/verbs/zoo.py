@@ -6,20 +6,16 @@ import argparse
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from time import monotonic
 
-from opgrip.cli.command import counted, positive, printable
-from opgrip.cli.progress import Reporter
+from opgrip.cli.command import counted, positive
 from opgrip.cli.terminal import print_line
 from opgrip.display.tables import TableColumn, print_table
-from opgrip.errors import MissingFileError, UserError
-from opgrip.tools.verbs import add_output, verb
-from opgrip.tools.verbs.results import add_run, read_runs
+from opgrip.errors import MissingFileError
+from opgrip.tools.verbs import add_output, declare, verb
+from opgrip.tools.verbs.results_options import add_run
 from opgrip.traces.zoo import PREFIX, ZooTrace, read_manifest, select, zoo_file
 from opgrip.traces.zoo.manifest import INSTALL
-from opgrip.zoo.making import write_manifest
 
 BASELINE_EXAMPLES = """\
 examples:
@@ -32,6 +28,9 @@ Only rows in eager mode are used, with values, threads, batch size and caches as
 """
 
 
+@declare(
+    "zoo baseline", "write the times of a replay as a baseline for scores", BASELINE_EXAMPLES, "corpus:run_baseline"
+)
 def prepare_baseline(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
     add_output(parser, "baseline file to write: .json, .json.gz or .json.zst", required=True)
@@ -41,21 +40,6 @@ def prepare_baseline(parser: argparse.ArgumentParser) -> None:
         metavar="BASELINE",
         help="baseline of the same machine to extend; its traces are kept unless they were replayed again",
     )
-
-
-@verb("zoo baseline", "write the times of a replay as a baseline for scores", BASELINE_EXAMPLES, prepare_baseline)
-def run_baseline(args: argparse.Namespace) -> int:
-    from opgrip.zoo.scoring.baselines import added, baseline_of, read_baselines, write_baseline
-
-    baseline = baseline_of(*read_runs(args.store, args.which))
-    if args.add_to is not None:
-        baseline = added(read_baselines(args.add_to), baseline)
-    write_baseline(baseline, args.output, args.force)
-    cases = sum(len(trace.cases) for trace in baseline.traces.values())
-    machine = printable(baseline.machine)
-    measured = f"{counted(cases, 'case')} of {counted(len(baseline.traces), 'trace')}, measured on {machine}"
-    print(f"wrote {measured}, to {args.output}")
-    return 0
 
 
 LIST_EXAMPLES = """\
@@ -106,7 +90,9 @@ def prepare_list(parser: argparse.ArgumentParser) -> None:
 def run_list(args: argparse.Namespace) -> int:
     traces = select(args.names, read_manifest())
     if args.distinct:
-        print(_distinct(traces))
+        from opgrip.tools.verb_work.corpus import count_in_words
+
+        print(count_in_words(traces))
         return 0
     if not sys.stdout.isatty():
         print("name", "library", "family", *NUMBERS, "installed", sep="\t")
@@ -117,16 +103,6 @@ def run_list(args: argparse.Namespace) -> int:
     print_table(COLUMNS, traces, sys.stdout)
     print(summary(traces))
     return 0
-
-
-def _distinct(traces: Sequence[ZooTrace]) -> str:
-    from opgrip.zoo.making import count_distinct
-
-    counts = count_distinct(traces)
-    return (
-        f"{counted(counts.operators, 'operator')}, {counts.extension_functions} of them functions of extensions, "
-        f"and {counted(counts.longtail, 'long-tail function')} in {counted(counts.traces, 'trace')}"
-    )
 
 
 def summary(traces: Sequence[ZooTrace]) -> str:
@@ -148,9 +124,9 @@ examples:
 
 exit status: 1 if a trace could not be made, or differs
 """
-DIFFERENCES = 10  # maximum number of differing signatures reported per trace
 
 
+@declare("zoo make", "capture traces of the zoo, or check that they are reproducible", MAKE_EXAMPLES, "corpus:run_make")
 def prepare_make(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("names", nargs="+", metavar="GLOB", help=NAMES)
     parser.add_argument("-f", "--force", action="store_true", help="record traces again even if they are up to date")
@@ -164,73 +140,6 @@ def prepare_make(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="time limit of a capture in seconds (default: %(default)s)",
     )
-
-
-@verb("zoo make", "capture traces of the zoo, or check that they are reproducible", MAKE_EXAMPLES, prepare_make)
-def run_make(args: argparse.Namespace) -> int:
-    from opgrip.zoo.making import is_current
-
-    reporter = Reporter(args.prog)
-    traces = select(args.names, read_manifest())
-    if args.check:
-        return int(sum(_differs(trace, args.timeout, reporter) for trace in traces) > 0)
-    due = [trace for trace in traces if args.force or not is_current(trace)]
-    if len(due) < len(traces):
-        reporter.say(f"already up to date: {counted(len(traces) - len(due), 'trace')}")
-    failures = [trace for trace in due if not _is_made(trace, args.timeout, reporter)]
-    reporter.say(summary(select(args.names, read_manifest())))
-    if failures:
-        reporter.say(f"{counted(len(failures), 'trace')} could not be made")
-    return int(bool(failures))
-
-
-def _is_made(trace: ZooTrace, timeout_s: float, reporter: Reporter) -> bool:
-    from opgrip.zoo.making import make_trace
-
-    start = monotonic()
-    try:
-        with reporter.doing(f"making {trace.name}", measures=False):
-            new_trace = make_trace(trace, timeout_s=timeout_s)
-    except UserError as error:
-        reporter.say(f"error: {error}")
-        return False
-    _write_down(new_trace)
-    held = new_trace.recording
-    assert held is not None
-    figures = (
-        counted(held.calls, "call"),
-        counted(held.signatures, "signature"),
-        f"{held.size_bytes / 1e3:,.0f} kB",
-        f"{monotonic() - start:.0f} s",
-    )
-    reporter.say(f"{trace.name}: {', '.join(figures)}")
-    return True
-
-
-def _write_down(new_trace: ZooTrace) -> None:
-    # the manifest is read again, because recording takes hours in which it may be edited
-    traces: Sequence[ZooTrace] = read_manifest()
-    write_manifest(
-        replace(trace, recording=new_trace.recording)
-        if (trace.name, trace.arguments) == (new_trace.name, new_trace.arguments)
-        else trace
-        for trace in traces
-    )
-
-
-def _differs(trace: ZooTrace, timeout_s: float, reporter: Reporter) -> bool:
-    from opgrip.zoo.making import differences_of_new_recording
-
-    try:
-        with reporter.doing(f"making {trace.name} again", measures=False):
-            lines = differences_of_new_recording(trace, zoo_file(trace), timeout_s)
-    except UserError as error:
-        reporter.say(f"error: {error}")
-        return True
-    reporter.say(f"{trace.name}: {counted(len(lines), 'signature differs', 'signatures differ')}")
-    for line in lines[:DIFFERENCES]:
-        reporter.say(f"  {line}")
-    return bool(lines)
 
 
 SHOW_EXAMPLES = """\

@@ -16,7 +16,7 @@ from opgrip.replay.cases.cases import make_cases
 from opgrip.samples import samples
 from opgrip.tools.opgrip import make_parser
 from opgrip.tools.verbs import verbs
-from opgrip.tools.verbs.trace_trim import span, steps
+from opgrip.tools.verbs.trace_options import span, steps
 from opgrip.traces import load
 from opgrip.traces.analysis.timeline import timeline_lines
 from opgrip.traces.schema.records import Calls, End, Record, Scope, Signature

@@ -24,7 +24,7 @@ from opgrip.replay.sequences.ranks.plan import Meeting, Offer, Table, make_plan,
 from opgrip.replay.sequences.ranks.rank_collectives import is_exchange, read_collective, why_not
 from opgrip.replay.sequences.ranks.replay_ranks import CollectiveStepTimes, Stamps
 from opgrip.replay.sequences.step_options import launch_of
-from opgrip.tools.verbs.trace_info import facts
+from opgrip.tools.verb_work.trace_info import facts
 from opgrip.traces import load
 from opgrip.traces.analysis.merge import merge
 from opgrip.traces.analysis.ranks.collectives import bus_factor, size_of

@@ -7,62 +7,38 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import Any, TypeGuard
 
-from opgrip.cli.command import DEVICE_TIME, add_reading, counted, printable
+import pandas as pd
+
+from opgrip.cli.command import DEVICE_TIME, counted, printable
 from opgrip.cli.option_types import Cut
-from opgrip.cli.options import add_options, from_arguments
+from opgrip.cli.options import from_arguments
 from opgrip.cli.output_files import check_output, csv_text, write_text
 from opgrip.cli.progress import Reporter
 from opgrip.cli.terminal import print_line
 from opgrip.display.tables import TableColumn, print_table
 from opgrip.errors import UserError
-from opgrip.tools.verbs import add_capture, add_filters, add_output, add_top, report_output, verb
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from opgrip.traces import Trace
-    from opgrip.traces.schema.records import Dropped, Entered, Scope, Signature
-
-EXAMPLES = """\
-examples:
-  opgrip trace info trace:faster_rcnn
-  opgrip trace info trace:faster_rcnn --top 30 | less
-  opgrip trace info trace:faster_rcnn --by function --by line
-  opgrip trace info llama.jsonl --label decode --by signature
-  opgrip trace info ranges.json --sample 100                  100 of the million cases that ranges.json describes
-  opgrip trace info model.onnx                                  files of other tools: docs/formats.md
-"""
-
+from opgrip.replay.results.results import describe_shapes
+from opgrip.tools.verbs import report_output
+from opgrip.tools.verbs.trace_options import GROUPS, KERNEL, SIGNATURE, TABLES
+from opgrip.traces import Trace, load
+from opgrip.traces.analysis.redaction.redaction import REDACTED
+from opgrip.traces.io.reader import TraceReader
+from opgrip.traces.schema.arguments import TensorSpec, leaves
+from opgrip.traces.schema.records import FUNCTION, HIGHER_ORDER, Dropped, Entered, Scope, Signature
+from opgrip.traces.schema.tensor_specs import tensor_outline
+from opgrip.traces.table.accelerators import facts_in_words, time_doubts
+from opgrip.traces.table.call_table import COUNT
+from opgrip.traces.table.profiler_labels import is_operator, operator_calls
+from opgrip.traces.zoo.manifest import FIELD, chosen_numbers
 
 LABELS = 8  # maximum number of `record_function` labels that are shown
 MOST_UNFINISHED = 20  # maximum number of unfinished calls that are shown; they can be nested deeply
 
 
-def prepare(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("trace", type=Path, metavar="TRACE", help="a trace, or a file of another tool")
-    add_top(parser, 12, "rows in each table")
-    parser.add_argument(
-        "--by",
-        choices=tuple(TABLES),
-        action="append",
-        help="print a table of times grouped by this; can be repeated (default: op and module)",
-    )
-    add_filters(parser, "tables only of calls", "label", "phase")
-    parser.add_argument("--json", action="store_true", help="print the tables as JSON, with all rows")
-    add_capture(parser)
-    add_output(parser, "write all rows of the tables to this file: .json or .csv")
-    add_options(parser, Cut)
-    add_reading(parser)
-
-
-@verb("trace info", "show the contents of a trace", EXAMPLES, prepare)
 def run(args: argparse.Namespace) -> int:
-    from opgrip.traces import TraceReader, load
-
     tables = args.by or ["op", "module"]
     if args.output is not None and args.output.suffix == ".csv" and len(tables) > 1:
         raise UserError(f"{args.output} can contain only one table, got {' and '.join(tables)}", "choose one with --by")
@@ -89,8 +65,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _summary(trace: Trace, by: str) -> pd.DataFrame:
-    from opgrip.replay.results.results import describe_shapes
-
     if by == KERNEL:
         return trace.kernels_by_operator()
     table = trace.summary(("op", "signature") if by == SIGNATURE else GROUPS[by].columns)
@@ -142,28 +116,9 @@ def _without_surrogates(table: pd.DataFrame, by: str) -> pd.DataFrame:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
-    title: str
-    columns: tuple[str, ...]
-
-
-SIGNATURE = "signature"
-# tables by their name on the command line; a call in a backward pass is counted with the forward code that caused it
-GROUPS = {
-    "op": Group("operators", ("op",)),
-    "module": Group("modules", ("module", "phase")),
-    "function": Group("functions", ("function", "file", "phase")),
-    "phase": Group("phases", ("phase",)),
-    "label": Group("innermost labels", ("label",)),
-    SIGNATURE: Group("signatures", ("op", "shapes")),
-    "device": Group("devices", ("device",)),
-    "stream": Group("streams", ("device", "stream")),
-    "line": Group("lines", ("file", "line", "function", "phase")),
-}
-KERNEL = "kernel"
-TABLES = {**GROUPS, KERNEL: Group("kernels", ("kernel", "op"))}  # the tables in `GROUPS`, and the table of kernels
 NUMBERED = ("line", "stream")  # columns that identify a row and are numbers
+
+
 # columns of numbers; a table has some of them
 NUMBERS = {
     "share": TableColumn("share", "share", ".1%"),
@@ -174,7 +129,11 @@ NUMBERS = {
     "signatures": TableColumn("signatures", "signatures", ",.0f", rank=2),
     "launches": TableColumn("launches", "launches", ",.0f", rank=1),
 }
+
+
 TIMES = ("time_us", "total_us", "host_us")
+
+
 # smallest width in characters of the printed columns with names, by column
 LEAST = {
     "op": 20,
@@ -192,11 +151,6 @@ LEAST = {
 
 
 def facts(trace: Trace) -> Iterable[tuple[str, str]]:
-    from opgrip.traces.analysis.redaction.redaction import REDACTED
-    from opgrip.traces.table.accelerators import facts_in_words, time_doubts
-    from opgrip.traces.table.call_table import COUNT
-    from opgrip.traces.table.profiler_labels import is_operator, operator_calls
-
     header, calls = trace.header, trace.distinct_calls
     yield from (("doubtful", text) for text in trace.doubts)
     model = header.get("model")
@@ -249,10 +203,6 @@ def facts(trace: Trace) -> Iterable[tuple[str, str]]:
 
 
 def _counts(trace: Trace) -> Iterable[tuple[str, str]]:
-    from opgrip.traces.schema.records import FUNCTION, HIGHER_ORDER
-    from opgrip.traces.table.call_table import COUNT
-    from opgrip.traces.table.profiler_labels import operator_calls
-
     calls = trace.distinct_calls
     functions = calls[calls["kind"] == FUNCTION]
     are_higher_order = functions["op"].astype(str).str.startswith(HIGHER_ORDER)
@@ -288,8 +238,6 @@ def _graphs(trace: Trace) -> Iterable[tuple[str, str]]:
 
 
 def _distilled(header: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    from opgrip.traces.zoo.manifest import FIELD, chosen_numbers
-
     cases = chosen_numbers(header)
     if cases is not None:
         traces, base = header[FIELD].get("traces"), header[FIELD].get("base")
@@ -306,8 +254,6 @@ def _redacted(form: Mapping[str, Any]) -> str:
 
 
 def _perturbed(calls: pd.DataFrame, contended: float) -> str:
-    from opgrip.traces.table.call_table import COUNT
-
     perturbed = calls[calls["perturbed"]]
     others = perturbed["signature"].isin(calls["signature"][~calls["perturbed"]])
     timed = int(perturbed[COUNT][others].sum())
@@ -362,8 +308,6 @@ def _losses(trace: Trace) -> Iterable[tuple[str, str]]:
 
 
 def _describe_entered(entered: Entered, signature: Signature | None, scope: Scope | None) -> str:
-    from opgrip.traces.schema.arguments import leaves
-
     where = f" at {scope.file}:{scope.line} in {scope.function}" if scope is not None and scope.function else ""
     if signature is None:
         return f"signature {entered.signature}{where}"
@@ -371,9 +315,6 @@ def _describe_entered(entered: Entered, signature: Signature | None, scope: Scop
 
 
 def _outline(leaf: object) -> str:
-    from opgrip.traces.schema.arguments import TensorSpec
-    from opgrip.traces.schema.tensor_specs import tensor_outline
-
     return tensor_outline(leaf.dtype, leaf.shape) if isinstance(leaf, TensorSpec) else str(leaf)
 
 

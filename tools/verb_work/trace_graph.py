@@ -6,43 +6,27 @@ import argparse
 import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING
 
-from opgrip.cli.command import DEVICE_TIME, add_reading, counted, printable
+import pandas as pd
+
+from opgrip.cli.command import DEVICE_TIME, counted, printable
 from opgrip.cli.output_files import check_output, compress_to, whole_file, write_json, write_text
 from opgrip.cli.progress import Reporter
 from opgrip.cli.terminal import print_line
 from opgrip.display.tables import TableColumn, print_table
 from opgrip.errors import UserError
-from opgrip.tools.verbs import add_output, add_top, report_output, verb
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from opgrip.traces.analysis.dataflow import Dataflow, DataflowStep, GraphFacts, Storage
-
-GRAPH_EXAMPLES = """\
-examples:
-  opgrip trace graph trace:faster_rcnn                  critical path and live memory
-  opgrip trace graph trace:faster_rcnn -o graph.json    every call with its dependencies
-"""
+from opgrip.tools.verbs import report_output
+from opgrip.traces import load
+from opgrip.traces.analysis.dataflow import Dataflow, DataflowStep, GraphFacts, Storage, graph_facts
+from opgrip.traces.analysis.merge import merge
+from opgrip.traces.analysis.ranks.waits import find_waits
+from opgrip.traces.analysis.timeline import timeline_lines
+from opgrip.traces.table.call_table import COUNT
+from opgrip.traces.table.profiler_labels import operator_calls
 
 
-def prepare_graph(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("trace", type=Path, metavar="TRACE", help="a trace, or a file of another tool")
-    add_output(parser, "write every call with its dependencies to this .json file")
-    add_reading(parser)
-
-
-@verb(
-    "trace graph", "show dependencies between calls, the critical path and live memory", GRAPH_EXAMPLES, prepare_graph
-)
 def run_graph(args: argparse.Namespace) -> int:
-    from opgrip.traces import load
-    from opgrip.traces.analysis.dataflow import Dataflow, graph_facts
-
     check_output(args.output, args.force, (".json",))
     with Reporter(args.prog).reading(args.trace):
         trace = load(args.trace, args.partial, args.unbounded)
@@ -114,26 +98,7 @@ def _part(part_ns: int, total_ns: int) -> str:
     return f"{part_ns / 1e6:,.2f} ms of {total_ns / 1e6:,.2f} ms ({part_ns / max(total_ns, 1):.0%})"
 
 
-TIMELINE_EXAMPLES = """\
-examples:
-  opgrip trace timeline trace:faster_rcnn -o timeline.json.gz    open it in ui.perfetto.dev
-  opgrip trace timeline step.jsonl | jq '.traceEvents[] | select(.cat == "module") | .name'
-"""
-
-
-def prepare_timeline(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("trace", type=Path, metavar="TRACE", help="a trace, or a file of another tool")
-    add_output(parser, "file to write: .json or .json.gz (default: standard output)")
-    add_reading(parser)
-
-
-@verb("trace timeline", "write the calls of a trace as a timeline for Perfetto", TIMELINE_EXAMPLES, prepare_timeline)
 def run_timeline(args: argparse.Namespace) -> int:
-    from opgrip.traces import load
-    from opgrip.traces.analysis.timeline import timeline_lines
-    from opgrip.traces.table.call_table import COUNT
-    from opgrip.traces.table.profiler_labels import operator_calls
-
     check_output(args.output, args.force, (".json", ".json.gz"))
     with Reporter(args.prog).reading(args.trace):
         trace = load(args.trace, args.partial, args.unbounded)
@@ -152,23 +117,7 @@ def run_timeline(args: argparse.Namespace) -> int:
     return 0
 
 
-MERGE_EXAMPLES = """\
-examples:
-  opgrip trace merge step.rank0.jsonl step.rank1.jsonl -o step.jsonl
-  opgrip trace merge train.jsonl train.pid*.jsonl -o all.jsonl.zst    a process and its DataLoader workers
-"""
-
-
-def prepare_merge(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("traces", type=Path, nargs="+", metavar="TRACE", help="traces to merge, each of one process")
-    add_output(parser, "trace file to write", required=True)
-    add_reading(parser)
-
-
-@verb("trace merge", "join the traces of several processes into one", MERGE_EXAMPLES, prepare_merge)
 def run_merge(args: argparse.Namespace) -> int:
-    from opgrip.traces.analysis.merge import merge
-
     calls, signatures = merge(args.traces, args.output, args.force, args.partial, args.unbounded)
     origin = f"{len(args.traces)} traces" if len(args.traces) > 1 else "one trace"
     print(
@@ -178,26 +127,7 @@ def run_merge(args: argparse.Namespace) -> int:
     return 0
 
 
-RANKS_EXAMPLES = """\
-examples:
-  opgrip trace merge step.rank*.jsonl -o step.jsonl && opgrip trace ranks step.jsonl
-  opgrip trace ranks step.jsonl --json | jq '.pairs[0]'
-  opgrip trace ranks step.jsonl -o waits.json
-"""
-
-
-def prepare_ranks(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("trace", type=Path, metavar="TRACE", help="a trace written by opgrip trace merge")
-    add_top(parser, 12, "rows in each of two tables: pairs of ranks, and collectives")
-    parser.add_argument("--json", action="store_true", help="print the tables as JSON")
-    add_output(parser, "write all tables to a .json file, or the table of ranks to a .csv file")
-    add_reading(parser)
-
-
-@verb("trace ranks", "show which ranks of a job wait for which others", RANKS_EXAMPLES, prepare_ranks)
 def run_ranks(args: argparse.Namespace) -> int:
-    from opgrip.traces.analysis.ranks.waits import find_waits
-
     check_output(args.output, args.force, (".json", ".csv"))
     with Reporter(args.prog).reading(args.trace):
         waits = find_waits(args.trace, args.partial, args.unbounded)
@@ -240,12 +170,16 @@ RANKS = (
     TableColumn("came last", "last", ",d", rank=4),
     TableColumn("waited for ms", "caused_ms", ",.2f", rank=3),
 )
+
+
 PAIRS = (
     TableColumn("rank", "rank", ",d"),
     TableColumn("waits for", "waits_for", ",d"),
     TableColumn("collectives", "collectives", ",d"),
     TableColumn("waiting ms", "waiting_ms", ",.2f"),
 )
+
+
 PLACES = (
     TableColumn("waiting ms", "waiting_ms", ",.2f"),
     TableColumn("longest ms", "longest_ms", ",.2f", rank=5),
