@@ -70,7 +70,7 @@ def rate(trace: Path, mode: str, workers: int, environment: dict[str, str]) -> t
 def measure(trace: Path, mode: str, workers: int) -> tuple[float, float]:
     """Return the same as `rate`, for workers of this process."""
     from opgrip.cli.progress import QuietReporter
-    from opgrip.replay.command.replay_options import request_with
+    from opgrip.replay.command.run_requests import request_with
     from opgrip.replay.run.workload import load_workload
     from opgrip.replay.workers.executors import EngineOptions
     from opgrip.replay.workers.executors.ray import start_ray

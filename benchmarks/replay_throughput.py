@@ -25,7 +25,7 @@ from workloads import WORKLOADS, make_on
 
 from opgrip.capture import Capture
 from opgrip.replay.cases.cases import Case, make_cases
-from opgrip.replay.command.replay_options import request_with
+from opgrip.replay.command.run_requests import request_with
 from opgrip.replay.inputs.inputs import Inputs
 from opgrip.replay.operators.lookup import find_operator
 from opgrip.replay.results.results import OK, Result

@@ -20,9 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from opgrip.platform.machine import processor
 from opgrip.replay.cases.sources.samples import SHIPPED
-from opgrip.replay.command.replay_options import request_with
+from opgrip.replay.command.run_requests import request_with
 from opgrip.replay.reports.cells import whole_cells
-from opgrip.replay.run.scheduling import make_ahead, rows_ahead, run_cases
+from opgrip.replay.run.worker import make_ahead, rows_ahead, run_cases
 from opgrip.replay.run.workload import load_workload
 from opgrip.replay.timing.timing_options import WARM
 from opgrip.samples import Sample, Tag, samples

@@ -20,7 +20,7 @@ from opgrip.capture.program.capture_choices import (
 )
 from opgrip.cli.command import OneLineParser, add_debug, add_version, not_negative, part_of_one, positive, seed
 from opgrip.cli.option_types import byte_count, interval, percent
-from opgrip.cli.options import add_all_options, flag_of, option, options_in, refuse_options, titled
+from opgrip.cli.options import add_all_options, all_from_arguments, flag_of, option, options_in, refuse_options, titled
 from opgrip.errors import UserError
 
 DEFAULT_MODEL = "builtin:faster_rcnn"
@@ -244,7 +244,7 @@ def check_grips(args: argparse.Namespace) -> None:
 
 
 def check_not_for_models(args: argparse.Namespace) -> None:
-    refuse_options(args, OPTIONS, ("models",), "a script after -- has its own options")
+    refuse_options(all_from_arguments(OPTIONS, args), ("models",), "a script after -- has its own options")
 
 
 def check_on_demand(args: argparse.Namespace) -> None:

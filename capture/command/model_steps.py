@@ -32,7 +32,7 @@ from opgrip.capture.session.schedule import ALWAYS, Schedule
 from opgrip.capture.signatures import full_values
 from opgrip.capture.timing.kernel_times import check_kernels
 from opgrip.cli.command import counted
-from opgrip.cli.options import arguments_of, from_arguments, refuse_options, words_in
+from opgrip.cli.options import all_from_arguments, arguments_of, from_arguments, refuse_options, words_in
 from opgrip.cli.output_files import check_writable, reason_of
 from opgrip.cli.progress import QuietReporter, Reporter
 from opgrip.errors import UserError, cause_of, in_words_of_python, place_of
@@ -67,7 +67,7 @@ def check_capture(args: argparse.Namespace, device: str | None = None) -> None:
 def build(args: argparse.Namespace, reporter: Reporter) -> ModelProgram:
     """Seed torch with `--seed`, and build the model that the options select."""
     source = source_of(args.model)
-    refuse_options(args, OPTIONS, source.lacks, source.hint)
+    refuse_options(all_from_arguments(OPTIONS, args), source.lacks, source.hint)
     torch.manual_seed(args.seed)
     options = replace(from_arguments(ModelOptions, args), operators=from_arguments(OperatorOptions, args))
     with reporter.doing(f"building {args.model}", measures=False):

@@ -50,7 +50,7 @@ from opgrip.cli.command import (
     printable,
 )
 from opgrip.cli.option_types import interval, percent
-from opgrip.cli.options import flag_of, from_arguments, refuse_options
+from opgrip.cli.options import all_from_arguments, flag_of, from_arguments, refuse_options
 from opgrip.cli.progress import Reporter
 from opgrip.display.tables import TableColumn, print_table
 from opgrip.errors import UserError
@@ -396,7 +396,7 @@ def run_on_demand(args: argparse.Namespace, program: Sequence[str] | None) -> in
     if program is None:
         raise UserError("--on-demand is for scripts", "put one after --, as in opcapture --on-demand -- server.py")
     others = [declared for declared in OPTIONS if declared is not Steps]
-    refuse_options(args, others, ("models",), "a script after -- has its own options")
+    refuse_options(all_from_arguments(others, args), ("models",), "a script after -- has its own options")
     settings = _settings_of(args, script_name(program))
     try:
         start(settings)

@@ -17,6 +17,9 @@ from typing import Any, NoReturn
 
 from opgrip.errors import UserError
 
+# what a function that parses the value of an option raises
+InvalidValueError = argparse.ArgumentTypeError
+
 NAMES = ("stdin", "stdout", "stderr")
 
 

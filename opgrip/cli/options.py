@@ -123,16 +123,20 @@ def from_arguments(declared: type[T], args: argparse.Namespace) -> T:
     return declared(**{name: getattr(args, word) for name, word, _, _ in options_in(declared)})
 
 
+def all_from_arguments(declared: Iterable[type], args: argparse.Namespace) -> dict[type, Any]:
+    return {group: from_arguments(group, args) for group in declared}
+
+
 def flag_of(word: str) -> str:
     return f"--{word.replace('_', '-')}"
 
 
-def refuse_options(args: argparse.Namespace, declared: Sequence[type], purposes: Sequence[str], hint: str) -> None:
+def refuse_options(options: Mapping[type, object], purposes: Sequence[str], hint: str) -> None:
     """Raise `UserError` if an option is set that does not apply to the command's inputs."""
-    for group in declared:
-        for _, word, default, about in options_in(group):
+    for declared, values in options.items():
+        for name, word, default, about in options_in(declared):
             purpose = next((purpose for purpose in about.only if purpose in purposes), None)
-            if purpose is not None and getattr(args, word) != default:
+            if purpose is not None and getattr(values, name) != default:
                 raise UserError(f"{flag_of(word)} is for {purpose}", hint)
 
 

@@ -107,7 +107,7 @@ class Ended:
 
 
 class Child:
-    """A child process that exchanges JSON lines with this process.
+    """A child process that exchanges JSON lines with this process; it starts when it is used.
 
     run : a function to call in a forked process, or the name of a module to run in a new Python process
     timeout_s : seconds that the child may work on an item, or a part of it, before it is killed; None for no limit
@@ -122,28 +122,41 @@ class Child:
         confined: Sequence[str] | None = None,
         shared: Sequence[int] = (),
     ) -> None:
+        self._run, self._request, self._confined, self._shared = run, request, confined, shared
+        self._timeout_s = timeout_s
+        self._from = -1
+
+    @property
+    def is_running(self) -> bool:
+        return self._from >= 0
+
+    def start(self) -> None:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._beats = tempfile.TemporaryFile()  # noqa: SIM115 - `close` closes both
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         self._heartbeat = Heartbeat(self._beats.fileno())
-        self._timeout_s, self._is_late, self._buffer = timeout_s, False, b""
+        self._is_late, self._buffer = False, b""
         self._status: int | None = None
         theirs, self._to = os.pipe()
         self._from, ours = os.pipe()
         try:
-            files = [theirs, ours, *shared]
-            self.pid = self._spawn(run, files, confined, request) if isinstance(run, str) else os.fork()
-            if not isinstance(run, str) and not self.pid:
+            self.pid = self._spawn(self._run, theirs, ours) if isinstance(self._run, str) else os.fork()
+            if not isinstance(self._run, str) and not self.pid:
                 try:
                     self._settle()
-                    run(theirs, ours, self._heartbeat)
+                    self._run(theirs, ours, self._heartbeat)
                 finally:
                     os._exit(1)
+        except BaseException:
+            os.close(self._from)
+            self._from = -1
+            self._close_input()
+            raise
         finally:
             os.close(theirs)
             os.close(ours)
-        if isinstance(run, str):
-            self.send({**(request or {}), "heartbeat": self._heartbeat.file, "parent": os.getpid()})
+        if isinstance(self._run, str):
+            self.send({**(self._request or {}), "heartbeat": self._heartbeat.file, "parent": os.getpid()})
 
     def _settle(self) -> None:
         os.close(self._to)
@@ -156,15 +169,14 @@ class Child:
         os.dup2(self._errors.fileno(), 1)
         os.dup2(self._errors.fileno(), 2)
 
-    def _spawn(self, module: str, files: Sequence[int], confined: Sequence[str] | None, request: Any) -> int:
-        source, output, *passed = files
-        command = own_python(module)
+    def _spawn(self, module: str, source: int, output: int) -> int:
+        command, passed = own_python(module), [*self._shared]
         with ExitStack() as stack:
-            if confined is not None:
+            if self._confined is not None:
                 self._folder = tempfile.TemporaryDirectory(prefix="opgrip-sandbox-", ignore_cleanup_errors=True)
                 caches = ("TMPDIR", "TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "TRITON_CACHE_DIR")
                 own = [f"{name}={self._folder.name}" for name in caches]
-                limits = bubblewrap([*confined, self._folder.name], list(_texts_in(request)))
+                limits = bubblewrap([*self._confined, self._folder.name], list(_texts_in(self._request)))
                 prefix, of_filter = stack.enter_context(limits)
                 command, passed = [*prefix, "env", *own, *command], [*passed, *of_filter]
             process = subprocess.Popen(
@@ -184,6 +196,8 @@ class Child:
         return self._from
 
     def send(self, message: Mapping[str, Any]) -> None:
+        if not self.is_running:
+            self.start()
         text = json.dumps(message).encode() + b"\n"
         with suppress(BrokenPipeError):
             while text:
@@ -191,6 +205,8 @@ class Child:
 
     def receive(self, wait_s: float = POLL_S) -> list[Any] | Ended:
         """Wait at most `wait_s` seconds, and return the messages that arrived, or an `Ended` if the child has ended."""
+        if not self.is_running:
+            self.start()
         if not select.select([self._from], [], [], wait_s)[0]:
             self._end_if_late()
             return []
@@ -235,14 +251,15 @@ class Child:
             kill_group(self.pid)
 
     def close(self) -> None:
+        if not self.is_running:
+            return
         self.kill()
         self._wait()
         self._close_input()
         for file in (self._beats, self._errors):
             file.close()
-        if self._from >= 0:
-            os.close(self._from)
-            self._from = -1
+        os.close(self._from)
+        self._from = -1
         if self._folder is not None:
             self._folder.cleanup()
 

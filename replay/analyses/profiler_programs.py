@@ -158,7 +158,7 @@ def profiled_rows(folder: Path) -> list[Result]:
 
 
 def main(request_path: str, output: str) -> int:
-    from opgrip.replay.run.scheduling import run_cases
+    from opgrip.replay.run.worker import run_cases
     from opgrip.replay.run.workload import load_workload
 
     work: dict[str, Any] = json.loads(Path(request_path).read_text())

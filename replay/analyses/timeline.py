@@ -50,7 +50,7 @@ class TimelineAnalysis(Analysis):
         return options.profile
 
     def add_to(self, rows: Sequence[Result]) -> list[Result]:
-        from opgrip.replay.run.scheduling import run_cases
+        from opgrip.replay.run.worker import run_cases
 
         session, say = self.session, self.session.reporter.say
         effort = session.workload.request.effort

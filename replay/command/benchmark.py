@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from opgrip.cli.command import counted, unique_name
-from opgrip.cli.options import arguments_of, from_arguments, words_in
+from opgrip.cli.options import words_in
 from opgrip.cli.progress import QuietReporter, Reporter
 from opgrip.errors import UserError, in_words_of_python
 from opgrip.platform.machine import check_device
@@ -25,26 +25,29 @@ from opgrip.replay.analyses.candidates import print_judgement
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.functions import FunctionTrial, function_case, try_function
 from opgrip.replay.cases.selection import PROGRAM
-from opgrip.replay.command.replay import replay, replay_arguments
-from opgrip.replay.command.replay_options import make_parser, options_of, run_settings, words_of
+from opgrip.replay.command.opreplay import job_from_keywords
+from opgrip.replay.command.replay import replay, run_job
+from opgrip.replay.command.replay_kind import unfulfilled
+from opgrip.replay.command.run_requests import check_output, options_of
 from opgrip.replay.command.trace_replay import repeat
+from opgrip.replay.inputs.input_options import InputOptions
 from opgrip.replay.modes import CANDIDATE, ModeOptions, Tuning
-from opgrip.replay.modes.candidate import candidate_of
+from opgrip.replay.modes.candidate import CandidateOptions, candidate_of
 from opgrip.replay.operators.devices import DeviceLostError, facts_of, is_accelerator, use_device
 from opgrip.replay.operators.lookup import Operator
 from opgrip.replay.reports import OutputOptions
-from opgrip.replay.reports.fulfilment import unfulfilled
-from opgrip.replay.reports.outcome import Results, check_output
+from opgrip.replay.reports.outcome import Results
 from opgrip.replay.results.judgement import JudgedStep, judged_steps, mean_saving
 from opgrip.replay.results.ratios import ratio_over
 from opgrip.replay.results.results import MODE_COLUMNS, SETTINGS, VARIANT_COLUMNS, WRONG, Result
 from opgrip.replay.run.checks.reference import in_order_of, not_comparable, other_structure
 from opgrip.replay.run.checks.verdicts import Tolerance
 from opgrip.replay.run.measure import CachedRows, measure_cases
+from opgrip.replay.run.request import RunRequest
+from opgrip.replay.run.worker import LocalExecutor
 from opgrip.replay.run.workload import Workload, empty_rows, workload_for
 from opgrip.replay.timing import pages
 from opgrip.replay.timing.timing_options import WARM, Effort, TimingOptions
-from opgrip.replay.workers.executors import LocalExecutor
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -132,9 +135,9 @@ def judge(
     if len(functions) < len(candidates):
         raise TypeError("candidates must all be functions, or all be text such as my_kernels.py:softmax")
     with in_words_of_python(), pages.keeping_freed_memory():
-        args = arguments_of(make_parser(), words_of(trace), options, excluded=EXCLUDED)
-        args.candidate = tuple(candidate_of(op, function) for op, function in functions.items())
-        return Judgement(replay_arguments(args, _ThisProcess()))
+        job = job_from_keywords(trace, options, excluded=EXCLUDED)
+        candidates_here = tuple(candidate_of(op, function) for op, function in functions.items())
+        return Judgement(run_job(job.having(CandidateOptions, candidate=candidates_here), _ThisProcess()))
 
 
 class _ThisProcess(LocalExecutor):
@@ -193,15 +196,14 @@ def benchmark(
     functions = [function] if callable(function) else list(function)
     _check(functions, inputs)
     with in_words_of_python():
-        args = arguments_of(make_parser(), ["benchmark"], options, only=OPTIONS)
-        args.cache = args.cache or (WARM,)
-        device = check_device(args.device or "cpu")
-        args.device = str(device)
-        use_device(args.device)
-        output = from_arguments(OutputOptions, args)
-        check_output(output, args)
-        workload = replace(workload_for(options_of(args)), memory=True)
-        workload.timing.check_device(args.device)
+        job = job_from_keywords("benchmark", options, only=OPTIONS)
+        device = check_device(job[InputOptions].device or "cpu")
+        job = job.having(TimingOptions, cache=job[TimingOptions].cache or (WARM,))
+        job = job.having(InputOptions, device=str(device))
+        use_device(str(device))
+        check_output(job)
+        workload = replace(workload_for(options_of(job)), memory=True)
+        workload.timing.check_device(str(device))
         _refuse_useless(options, workload, len(functions))
     names: list[str] = []
     for function in functions:
@@ -210,12 +212,13 @@ def benchmark(
     contenders = [
         contender
         for case_inputs in inputs
-        for contender in _contenders(dict(zip(names, functions, strict=True)), case_inputs, args, numbers)
+        for contender in _contenders(dict(zip(names, functions, strict=True)), case_inputs, workload.request, numbers)
     ]
     rows = _measured(contenders, workload, device)
-    header = {"torch": torch.__version__, "device": str(device), "seed": args.seed, SETTINGS: run_settings(args)}
-    results = Results(rows, header | facts_of(args.device))
-    for line in unfulfilled(args, rows):
+    seed, output = job[InputOptions].seed, job[OutputOptions]
+    header = {"torch": torch.__version__, "device": str(device), "seed": seed, SETTINGS: job.settings}
+    results = Results(rows, header | facts_of(str(device)))
+    for line in unfulfilled(job, rows):
         warnings.warn(line, stacklevel=2)
     if output.output is not None:
         results.save(output.output, output.force)
@@ -262,13 +265,13 @@ class _Contender:
 
 
 def _contenders(
-    functions: Mapping[str, Callable[..., Any]], inputs: Inputs, args: Any, numbers: Iterator[int]
+    functions: Mapping[str, Callable[..., Any]], inputs: Inputs, request: RunRequest, numbers: Iterator[int]
 ) -> Iterator[_Contender]:
     reference: Callable[..., Any] | None = None
     expected = FunctionTrial(writes=False)
     number_of_reference = -1
     for name, function in functions.items():
-        positional, kwargs = _arguments(function, inputs, args)
+        positional, kwargs = _arguments(function, inputs, request)
         trial = try_function(function, (positional, kwargs))
         case = function_case(function, positional, kwargs, name, next(numbers), trial)
         if reference is None:
@@ -342,8 +345,10 @@ def _variant_key(row: Result) -> tuple[object, ...]:
     return tuple(getattr(row, name) for name in VARIANT_COLUMNS if name not in MODE_COLUMNS)
 
 
-def _arguments(function: Callable[..., Any], inputs: Inputs, args: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    generator = torch.Generator().manual_seed(args.seed)
+def _arguments(
+    function: Callable[..., Any], inputs: Inputs, request: RunRequest
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    generator = torch.Generator().manual_seed(request.inputs.seed)
 
     def argument_of(value: Any) -> Any:
         if isinstance(value, tuple) and all(type(size) is int for size in value):
@@ -352,7 +357,7 @@ def _arguments(function: Callable[..., Any], inputs: Inputs, args: Any) -> tuple
             tensor = _random_like(value, generator)
         else:
             return value
-        return tensor.to(args.device).requires_grad_(bool(args.backward) and tensor.is_floating_point())
+        return tensor.to(request.inputs.device).requires_grad_(request.timing.backward and tensor.is_floating_point())
 
     if not isinstance(inputs, Mapping):
         return tuple(argument_of(value) for value in inputs), {}

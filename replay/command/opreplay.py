@@ -1,33 +1,144 @@
-"""The command `opreplay`, which replays the calls of a trace and prints tables of their times."""
+"""The command `opreplay`: its options, and the job that a command line or the keywords of a call request."""
 
 from __future__ import annotations
 
 import argparse
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import IO, TYPE_CHECKING
+from pathlib import Path
+from typing import Any, TypeVar
 
-from opgrip.cli.command import INTERRUPTED, counted, run_command
-from opgrip.cli.options import from_arguments
+from opgrip.cli.command import OneLineParser, add_debug, add_version, run_command
+from opgrip.cli.options import (
+    CASES,
+    OUTPUT,
+    RUN,
+    add_all_options,
+    all_from_arguments,
+    arguments_of,
+    option,
+    options_in,
+    titled,
+)
 from opgrip.cli.progress import Reporter, loading
-from opgrip.errors import UserError
-from opgrip.replay.cases.selection import Selection
-from opgrip.replay.command.replay_options import ScoreOptions, make_parser
+from opgrip.replay.analyses import Analysis, in_order
 from opgrip.replay.reports import OutputOptions
-from opgrip.replay.results.judgement import judged_steps
-from opgrip.replay.results.results import RAN, Result, summarize
-from opgrip.replay.sequences.step_options import launch_of
+from opgrip.replay.run.request import OPTION_GROUPS
+from opgrip.replay.sequences.step_options import RankOptions, SequenceOptions
+from opgrip.replay.workers.executors import EngineOptions
 
-if TYPE_CHECKING:
-    from opgrip.replay.command.trace_replay import ReplayOutcome
-    from opgrip.replay.reports.outcome import Results
-    from opgrip.replay.run.workload import Workload
+T = TypeVar("T")
 
-    PrintScore = Callable[[Results, IO[str]], None]
 
-NAMED = 4  # maximum number of traces that a message names
+@titled("results")
+@dataclass(frozen=True, slots=True)
+class ScoreOptions:
+    baseline: Path | None = option(
+        None,
+        "with several traces: baseline file to compute scores against, written by opgrip zoo baseline "
+        "(default: the one that ships)",
+        parse=Path,
+        role=OUTPUT,
+    )
+
+
+@titled("cases")
+@dataclass(frozen=True, slots=True)
+class OperatorRequest:
+    operator: tuple[str, ...] = option(
+        (),
+        "replay this operator instead of a trace, such as aten.add.Tensor, aten.mm, or 'aten.add*' for all "
+        "matching operators that take the --inputs; can be repeated",
+        repeated=True,
+        metavar="NAME",
+        role=CASES,
+    )
+    inputs: tuple[str, ...] = option(
+        (),
+        "with --operator: its arguments as JSON, with tensors by shape and other arguments by value: "
+        """'{"self": [64, 64], "other": [64, 64]}'; or a list of such objects; can be repeated""",
+        repeated=True,
+        metavar="JSON",
+        needs=("--operator",),
+        role=CASES,
+    )
+
+
+def option_classes() -> list[type]:
+    of_cases: list[type] = [OperatorRequest, *OPTION_GROUPS.values(), SequenceOptions, OutputOptions, ScoreOptions]
+    return [*of_cases, RankOptions, EngineOptions, *(analysis.options for analysis in in_order())]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayJob:
+    """A replay as a command line or the keywords of a call request it.
+
+    traces : what to replay, by name; empty for operators
+    options : values of the options, by the class that declares them
+    """
+
+    traces: tuple[str, ...]
+    options: Mapping[type, Any]
+    debug: bool = False
+
+    def __getitem__(self, declared: type[T]) -> T:
+        values: T = self.options[declared]
+        return values
+
+    def having(self, declared: type, **changes: Any) -> ReplayJob:
+        return replace(self, options={**self.options, declared: replace(self.options[declared], **changes)})
+
+    @property
+    def is_step(self) -> bool:
+        return self[SequenceOptions].sequence
+
+    @property
+    def analyses(self) -> list[type[Analysis]]:
+        return [analysis for analysis in in_order() if analysis.is_requested(self.options[analysis.options])]
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """Options that change the meaning of all rows and are not at their defaults, as texts by name."""
+        return {
+            word: _text(getattr(values, name))
+            for declared, values in self.options.items()
+            for name, word, default, about in options_in(declared)
+            if about.role == RUN and getattr(values, name) != default
+        }
+
+
+def _text(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else "yes" if value is True else str(value)
+
+
+DESCRIPTION = (
+    "Replay every distinct call of a trace (a case) without the model, and compare its time with the captured time."
+)
+EXAMPLES = """\
+examples:
+  opreplay trace:faster_rcnn                                               all cases of a trace
+  opreplay trace:faster_rcnn --op 'aten.index*' --op 'aten.sort*' --precision 0.01
+  opreplay trace:faster_rcnn --module 'backbone.*' --top 20 -o backbone.csv
+  opreplay trace:faster_rcnn --unit module --module 'backbone.layer1.*'    each block as one case
+  opreplay trace:faster_rcnn --values recorded,random,zeros                the effect of values on time
+  opreplay trace:faster_rcnn -o results.json --resume                      continue after Ctrl-C or a crash
+  opreplay trace:faster_rcnn --mode jit,compile,onnxruntime                under compilers, checked against eager
+  opreplay trace:faster_rcnn --threads 1,2,4 --sweep                       speed-up with more threads
+  opreplay trace:faster_rcnn --sequence                                    the whole step, with its dataflow
+  opreplay trace:faster_rcnn --device cuda --exec-mode events --cache cold   on a GPU, with cold caches
+  opreplay trace:faster_rcnn --top 20 --nsys -o top.json                   kernels of each call, by Nsight Systems
+  opreplay trace:faster_rcnn --device cuda --ncu -o all.json               kernel metrics, by Nsight Compute
+  opreplay trace:faster_rcnn --profile -o all.json                         timeline for Perfetto, by torch's profiler
+  opreplay zoo --top 200 -o zoo.parquet                                    the 200 longest cases of each model
+  opreplay 'zoo:mmdet' --mode compile                                      the models of mmdet, compiled
+  opreplay sample:nms                                                      one of the samples that ship
+  opreplay samples --tag ForLoop --mode eager,compile                      all samples with a tag
+  opreplay --operator aten.mm --inputs '{"self": [512, 512], "mat2": [512, 512]}' --dtype bfloat16 --backward
+  torchrun --nproc-per-node 4 -m opgrip.replay step.jsonl --sequence       a step of four ranks, with its collectives
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,173 +147,43 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(args: argparse.Namespace, words: Sequence[str] = ()) -> int:
+    job = job_from_arguments(args)
     with loading("opreplay"):
-        from opgrip.replay.command.replay import perform
-        from opgrip.replay.command.trace_targets import targets_of
-        from opgrip.replay.reports.comparison.comparison import exit_status, hold_candidates, parse_candidate_gate
-        from opgrip.replay.reports.outcome import scorers
-
-    reporter, output = Reporter("opreplay"), from_arguments(OutputOptions, args)
-    gates = [parse_candidate_gate(text) for text in output.gate]
-    launch, baseline_file = launch_of(), from_arguments(ScoreOptions, args).baseline
-    if not args.sequence and args.shard is None and launch is not None and launch.world_size > 1:
-        raise UserError(
-            f"each of {launch.world_size} processes would replay all cases",
-            "add --shard auto, or --sequence for a step",
-        )
-    is_ranks = args.sequence and launch is not None
-    is_several = not is_ranks and targets_of(list(map(str, args.trace))) is not None
-    if baseline_file is not None and not is_several and not is_ranks:
-        raise UserError("--baseline is for several traces", "name a folder, zoo or zoo:PATTERN")
-    # reject invalid requests before any case runs
-    printers = [scorer.against(baseline_file) if is_several else scorer.print_scores for scorer in scorers.values()]
-    again = shlex.join(["opreplay", *words, *(() if output.resume else ("--resume",))])
-    outcome = perform(args, reporter, again=again, check=_check_scorers)
-    if outcome is None:
-        return 0
-    if outcome.was_complete:
-        reporter.say(f"{args.output} is complete: nothing is left to replay")
-        return 0
-    if output.list:
-        return _print_list(outcome, reporter)
-    rows = list(outcome.results)
-    if outcome.step is not None:
-        _print_step(outcome, args)
-    elif is_several:
-        _print_several(outcome, printers, reporter, from_arguments(Selection, args))
-    else:
-        _print_cases(outcome, printers, reporter, from_arguments(Selection, args))
-    if outcome.problem is not None:
-        if is_several:
-            reporter.say(f"the rows are kept; continue with: {again}")
-        raise outcome.problem
-    if outcome.interrupted:
-        _report_details(outcome, reporter)
-        hint = f"continue with: {again}" if output.output else "only a replay with --output can be continued"
-        reporter.say(f"{_where_interrupted(outcome, rows)}; {hint}")
-        return INTERRUPTED
-    _keep(outcome.results, args, reporter)
-    _report_details(outcome, reporter)
-    if outcome.unmatched:
-        reporter.say(outcome.unmatched)
-    if outcome.problems:
-        names, more = list(outcome.problems)[:NAMED], len(outcome.problems) - NAMED
-        listed = ", ".join([*names, *([f"{more} more"] if more > 0 else [])])
-        reporter.say(f"{len(outcome.problems)} of {counted(outcome.traces, 'trace')} not replayed: {listed}")
-    held = [hold_candidates(gate, judged_steps(outcome.results)) for gate in gates]
-    for item in held:
-        reporter.say(item.line)
-    return _end(args, outcome, reporter) or exit_status(held)
+        from opgrip.replay.command.replay import plan
+    again = shlex.join(["opreplay", *words, *(() if job[OutputOptions].resume else ("--resume",))])
+    replay = plan(job, Reporter("opreplay"), again=again)
+    replay.check_report()
+    outcome = replay.run()
+    return 0 if outcome is None else replay.report(outcome)
 
 
-def _check_scorers(workload: Workload) -> None:
-    from opgrip.replay.reports.outcome import scorers
-
-    for scorer in scorers.values():
-        scorer.check(workload.trace.header)
-
-
-def _print_cases(
-    outcome: ReplayOutcome, printers: Sequence[PrintScore], reporter: Reporter, selection: Selection
-) -> None:
-    from opgrip.replay.reports.results_table import OF_THESE, print_results
-
-    rows = list(outcome.results)
-    # an analysis prints the rows of candidates with their verdicts
-    if not judged_steps(rows) and (rows or not outcome.interrupted):
-        print_results(rows, sys.stdout, OF_THESE if selection.selects_some else "share")
-    if outcome.problem is None:
-        for analysis in outcome.analyses:
-            analysis.print(rows, sys.stdout)
-        _print_scores(printers, outcome.results, reporter)
+def make_parser() -> argparse.ArgumentParser:
+    parser = OneLineParser("opreplay", usage="opreplay [options] [TRACE ...]", description=DESCRIPTION, epilog=EXAMPLES)
+    parser.add_argument(
+        "trace",
+        type=Path,
+        metavar="TRACE",
+        nargs="*",
+        help=(
+            "a trace, or a file of another tool; several traces, a folder of traces, zoo or "
+            "zoo:PATTERN; samples, sample:NAME, or a folder that opgrip grip wrote"
+        ),
+    )
+    add_all_options(parser, option_classes())
+    add_debug(parser)
+    add_version(parser)
+    return parser
 
 
-def _print_several(
-    outcome: ReplayOutcome, printers: Sequence[PrintScore], reporter: Reporter, selection: Selection
-) -> None:
-    from opgrip.replay.reports.results_table import MOST_INPUTS, print_inputs, print_reasons
-
-    rows = list(outcome.results)
-    if judged_steps(rows):
-        pass
-    elif rows and (not selection.selects_all or len(rows) <= MOST_INPUTS):
-        print_inputs(rows, sys.stdout)
-        _print_scores(printers, outcome.results, reporter)
-    elif rows:
-        _print_scores(printers, outcome.results, reporter)
-        print_reasons(rows, sys.stdout)
-    for analysis in outcome.analyses:
-        analysis.print(rows, sys.stdout)
+def job_from_arguments(args: argparse.Namespace) -> ReplayJob:
+    return ReplayJob(tuple(map(str, args.trace)), all_from_arguments(option_classes(), args), args.debug)
 
 
-def _print_scores(printers: Sequence[PrintScore], results: Results, reporter: Reporter) -> None:
-    try:
-        for print_score in printers:
-            print_score(results, sys.stdout)
-    except UserError as error:
-        # the measured rows must not be lost
-        reporter.say(f"no score: {error}")
-
-
-def _print_step(outcome: ReplayOutcome, args: argparse.Namespace) -> None:
-    from opgrip.replay.reports.step_report import ROWS, print_ranks, print_sequence
-    from opgrip.replay.sequences.step_results import SequenceResult
-
-    top = from_arguments(Selection, args).top
-    if isinstance(outcome.step, SequenceResult):
-        print_sequence(outcome.step, list(outcome.results), top or ROWS, sys.stdout)
-    elif outcome.step is not None:
-        print_ranks(outcome.step, top or ROWS, sys.stdout)
-
-
-def _print_list(outcome: ReplayOutcome, reporter: Reporter) -> int:
-    from opgrip.replay.reports.results_table import list_cases
-
-    for name, cases in outcome.listed:
-        if name:
-            print(f"{name}:")
-        list_cases(cases, sys.stdout)
-    if outcome.unmatched:
-        reporter.say(outcome.unmatched)
-    return 0
-
-
-def _report_details(outcome: ReplayOutcome, reporter: Reporter) -> None:
-    for row in outcome.results if not outcome.traces and outcome.step is None else ():
-        if row.detail is not None:
-            reporter.say(f"{row.op} {row.mode}:\n{row.detail.rstrip()}")
-
-
-def _where_interrupted(outcome: ReplayOutcome, rows: Sequence[Result]) -> str:
-    if outcome.traces:
-        return f"interrupted in trace {max(len({row.trace for row in rows}), 1)} of {outcome.traces}"
-    return f"interrupted after {len({row.case for row in rows})} of {counted(outcome.cases, 'case')}"
-
-
-def _keep(results: Results, args: argparse.Namespace, reporter: Reporter) -> None:
-    from opgrip.replay.command.trace_replay import keep
-
-    rows, output = counted(len(results), "row"), from_arguments(OutputOptions, args)
-    if output.output is not None:
-        reporter.say(f"wrote {rows} to {output.output}")
-    if (stored_as := keep(results, output, reporter)) is not None:
-        reporter.say(f"{rows} kept as {stored_as}")
-
-
-def _end(args: argparse.Namespace, outcome: ReplayOutcome, reporter: Reporter) -> int:
-    from opgrip.replay.reports.fulfilment import unfulfilled
-
-    rows = list(outcome.results)
-    lines = unfulfilled(args, rows)
-    for line in lines:
-        reporter.say(line)
-    reporter.say(summarize(rows))
-    if (fidelity := outcome.results.fidelity) is not None:
-        reporter.say(fidelity.line)
-    is_ok = all(row.status in RAN for row in rows) and not outcome.problems
-    if outcome.step is not None:
-        from opgrip.replay.sequences.step_results import SequenceResult
-
-        is_ok &= not (isinstance(outcome.step, SequenceResult) and outcome.step.unsupported)
-    is_broken = any(step.broken for step in judged_steps(rows))
-    return 1 if lines or is_broken or (args.strict and not is_ok) else 0
+def job_from_keywords(
+    trace: str | Path | Sequence[str | Path] | None,
+    keywords: Mapping[str, Any],
+    excluded: Collection[str] = (),
+    only: Collection[str] | None = None,
+) -> ReplayJob:
+    traces = [trace] if isinstance(trace, str | Path) else trace or ()
+    return job_from_arguments(arguments_of(make_parser(), list(map(str, traces)), keywords, excluded, only))

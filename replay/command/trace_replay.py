@@ -2,58 +2,60 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import shlex
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from opgrip.cli.command import counted, printable
-from opgrip.cli.journal import Journal
-from opgrip.cli.options import from_arguments
-from opgrip.cli.progress import Reporter
+from opgrip.cli.progress import Reporter, SilentReporter
 from opgrip.errors import UserError
 from opgrip.platform.machine import available_memory, describe_processors
-from opgrip.replay.analyses import Analysis, AnalysisSession, in_order
-from opgrip.replay.cases.cases import Case
+from opgrip.replay.analyses import Analysis, AnalysisSession
+from opgrip.replay.cases.selection import Selection
 from opgrip.replay.cases.sources import source_of
-from opgrip.replay.command.replay_options import request_of, run_settings
+from opgrip.replay.command.opreplay import ReplayJob
+from opgrip.replay.command.replay_kind import Replay, ReplayOutcome
+from opgrip.replay.command.run_requests import check_output, request_of
+from opgrip.replay.inputs.input_options import InputOptions
 from opgrip.replay.modes import EAGER
 from opgrip.replay.operators.admission import absent_extensions
-from opgrip.replay.operators.devices import is_accelerator, name_of, with_index
+from opgrip.replay.operators.devices import check_present, is_accelerator, name_of, use_device, with_index
 from opgrip.replay.reports import OutputOptions
 from opgrip.replay.reports.cells import OPTIONS, read_completed
 from opgrip.replay.reports.comparison.comparison import advice, compare, summary
-from opgrip.replay.reports.comparison.results_store import Store, join_repeats, usual_folder
+from opgrip.replay.reports.comparison.results_store import Store, join_repeats
 from opgrip.replay.reports.fidelity import HERE, with_doubts
-from opgrip.replay.reports.outcome import Results, check_output, write_results
+from opgrip.replay.reports.outcome import Results, is_completed, write_results
+from opgrip.replay.reports.results_table import OF_THESE, print_results
+from opgrip.replay.reports.step_report import ROWS, print_ranks, print_sequence
 from opgrip.replay.results.judgement import judged_steps
 from opgrip.replay.results.origins import Origin, this_machine
 from opgrip.replay.results.ratios import with_divided_launches, with_ratios
 from opgrip.replay.results.results import RAN, SETTINGS, Result
 from opgrip.replay.run.measure import CachedRows
-from opgrip.replay.run.request import cost_us, options_hash
+from opgrip.replay.run.request import cost_us, identity, options_hash
 from opgrip.replay.run.untrusted import unconfined
-from opgrip.replay.run.workload import Workload, expected_rows, load_workload, recorded_device
-from opgrip.replay.sequences.step_options import RankOptions, rows_of, totals_of
+from opgrip.replay.run.worker import LocalExecutor
+from opgrip.replay.run.workload import expected_rows, load_workload, recorded_device
+from opgrip.replay.sequences.ranks.control import Control
+from opgrip.replay.sequences.ranks.plan import own_file
+from opgrip.replay.sequences.ranks.replay_ranks import StepOutcome, replay_ranks
+from opgrip.replay.sequences.step_options import RankLaunch, RankOptions, rows_of, totals_of
 from opgrip.replay.sequences.step_replay import confirm, replay_apart
 from opgrip.replay.sequences.step_results import SequenceResult
 from opgrip.replay.workers.executors import Executor
-from opgrip.replay.workers.journal import journal_path, open_journal
+from opgrip.replay.workers.journal import MACHINE_KIND, ReplayJournal, journal_path
 from opgrip.traces.table.call_table import COUNT
 from opgrip.traces.zoo.manifest import FIELD
-
-if TYPE_CHECKING:
-    from opgrip.replay.sequences.ranks.control import Control
-    from opgrip.replay.sequences.ranks.replay_ranks import StepOutcome
 
 LONG_S = 30  # expected time in s of a replay above which it is reported at the start
 MOST_REPEATS = 20  # maximum number of repeats of a case for which it is undecided whether it differs from another run
@@ -63,60 +65,61 @@ RowsByCase = dict[int, list[Result]]
 RunOnce = Callable[[Collection[int], str], RowsByCase]
 
 
-@dataclass(slots=True)
-class ReplayOutcome:
-    results: Results
-    analyses: Sequence[Analysis] = ()
-    interrupted: bool = False
-    problem: UserError | None = None  # why an analysis failed after the cases had run, or the output was not written
-    was_complete: bool = False  # True if the output was already complete
-    cases: int = 0
-    listed: Sequence[tuple[str, Sequence[Case]]] = ()  # by name of the trace, which is empty for a single trace
-    step: SequenceResult | StepOutcome | None = None
-    problems: Mapping[str, UserError] = field(default_factory=dict)  # why a trace was not replayed, by name
-    unmatched: str = ""  # message about the traces in which the options select no case
-    traces: int = 0  # 0 if a single one was requested
-
-
-class TraceReplay:
-    """The replay of one trace that a command line requests; creating it loads the trace and selects the cases.
+class OneTrace(Replay):
+    """The replay of the cases of one trace, of samples or of operators.
 
     may_fork : True if this process has not used torch yet, so that it can be forked
+    origin, journal : the trace, and where its rows are kept, if it is one of several
     """
 
     def __init__(
         self,
-        args: argparse.Namespace,
+        job: ReplayJob,
         reporter: Reporter,
-        executor: Executor,
         may_fork: bool = True,
-        origin: Origin | None = None,
         again: str = "",
+        executor: Executor | None = None,
+        origin: Origin | None = None,
+        journal: ReplayJournal | None = None,
     ) -> None:
-        self._args, self._reporter, self._executor = args, reporter, executor
-        self._may_fork, self._origin, self._again = may_fork, origin, again
+        super().__init__(job, reporter, again, executor)
+        self._may_fork, self._origin, self._journal = may_fork, origin, journal
         self._began = datetime.now(timezone.utc)
-        self.output = from_arguments(OutputOptions, args)
         self._base: Results | None = None
-        if self.output.until_decided is not None:
-            base = Results.load(Store(self.output.store).find(self.output.until_decided))
-            own = [row for row in base if origin is None or row.trace == origin.trace]
-            self._base = Results(own, base.header)
         self.stored_cases = 0
-        check_output(self.output, args)
-        request = request_of(args)
-        with reporter.reading(request.trace):
+
+    def run(self) -> ReplayOutcome | None:
+        is_complete = is_completed(self.output)
+        with self.executor() as executor:
+            self.load(executor)
+            if is_complete:
+                results = Results(self._completed_rows(), {"trace": self.workload.request.trace})
+                return ReplayOutcome(results, was_complete=True)
+            if self.output.list:
+                return ReplayOutcome(Results([], {}), listed=[("", self.workload.cases)])
+            return self.run_loaded()
+
+    def load(self, executor: Executor) -> None:
+        """Load the trace and select the cases."""
+        output = self.output
+        if output.until_decided is not None:
+            base = Results.load(Store(output.store).find(output.until_decided))
+            own = [row for row in base if self._origin is None or row.trace == self._origin.trace]
+            self._base = Results(own, base.header)
+        check_output(self.job)
+        request = request_of(self.job)
+        with self.reporter.reading(request.trace):
             workload = load_workload(request)
         unsafe = unconfined() if request.candidates.untrusted else None
         absent = absent_extensions(request.inputs.extension)
         for note in filter(None, (*workload.notes, unsafe, *request.points.notes, *absent)):
-            reporter.say(note)
+            self.reporter.say(note)
         executor.check(workload)
         request.timing.check_device(workload.device)
         limits = request.limits
         if executor.runs_here and not is_accelerator(workload.device):
             limits = replace(limits, memory_limit=limits.memory_limit or available_memory(workload.device))
-        self.workload: Workload = workload.with_request(limits=limits)
+        self._executor, self.workload = executor, workload.with_request(limits=limits)
 
     @property
     def header(self) -> dict[str, Any]:
@@ -138,17 +141,19 @@ class TraceReplay:
         }
         distilled = workload.trace.header.get(FIELD)
         stands_for = {FIELD: distilled} if isinstance(distilled, dict) else {}
-        settings = run_settings(self._args)
+        settings = self.job.settings
         return header | about | about_executor | stands_for | ({SETTINGS: settings} if settings else {})
 
-    def completed_rows(self) -> list[Result]:
+    def _completed_rows(self) -> list[Result]:
         assert self.output.output is not None, "an earlier replay wrote it"
         workload = self.workload
         expected = expected_rows(workload.cases, workload)
         return read_completed(self.output.output, expected, workload.devices, workload.timing.caches, self.header)
 
-    def run(self) -> ReplayOutcome:
+    def run_loaded(self) -> ReplayOutcome:
         output, path = self.output, self.output.output
+        for scorer in self.scorers:
+            scorer.check(self.workload.trace.header)
         requested = self._requested_analyses()
         earlier = list(Results.load(path)) if output.append and path is not None and path.exists() else []
         try:
@@ -161,7 +166,7 @@ class TraceReplay:
         header = self.header
         if self._is_captured_here():
             rows, header[HERE] = with_doubts(rows, self.workload.cases, self.workload.trace), True
-        outcome = ReplayOutcome(Results(rows, header), cases=len(self.workload.cases))
+        outcome = ReplayOutcome(Results(rows, header))
         if interrupted:
             outcome.interrupted, outcome.analyses = True, [item for item in requested if item.prints_partial]
             return outcome
@@ -214,63 +219,26 @@ class TraceReplay:
 
     def _confirmed(self, rows: Sequence[Result]) -> dict[str, Any]:
         judged = next((step for step in judged_steps(rows) if step.share is not None), None)
-        with self._reporter.following("replaying the whole step") as on_progress:
+        with self.reporter.following("replaying the whole step") as on_progress:
             confirmation = confirm(self.workload, judged, on_progress)
         name = "" if self._origin is None else f"{self._origin.trace}: "
         # Python programs read it from the header
-        self._reporter.begin(f"{name}{confirmation.line}")
+        self.reporter.begin(f"{name}{confirmation.line}")
         return {"confirmation": asdict(confirmation)}
-
-    def run_sequence(self) -> ReplayOutcome:
-        workload = self.workload
-        doing = f"replaying {counted(len(workload.trace.own_calls), 'call')} in their order on {workload.device}"
-        with self._reporter.following(doing) as on_progress:
-            step = replay_apart(workload, on_progress, self._may_fork)
-        return self._written(rows_of(step, workload.cases, workload), {"sequence": totals_of(step)}, step)
-
-    def run_ranks(self, options: RankOptions, control: Control) -> ReplayOutcome | None:
-        """Replay this rank's calls with the other ranks; return the results in the first rank, None in others."""
-        from opgrip.replay.sequences.ranks.replay_ranks import replay_ranks
-
-        workload = self.workload
-        calls = counted(int(workload.trace.own_distinct_calls[COUNT].sum()), "call")
-        doing = f"replaying {calls} of {counted(control.launch.world_size, 'rank')} on {workload.device}"
-        with self._reporter.following(doing) as on_progress:
-            step = replay_ranks(workload, options, control, on_progress)
-        return None if step is None else self._written(step.rows, {"ranks": step.plain()}, step)
-
-    def _written(
-        self, rows: Sequence[Result], totals: dict[str, Any], step: SequenceResult | StepOutcome
-    ) -> ReplayOutcome:
-        results = Results(rows, self.header | totals)
-        if self.output.output is not None:
-            write_results(results.rows, results.header, self.output.output, self.output.may_replace)
-        return ReplayOutcome(results, step=step)
 
     def _requested_analyses(self) -> list[Analysis]:
         output = self.output
         context = AnalysisSession(
-            self.workload, output.output, output.may_replace, output.resume, self._reporter, self._may_fork
+            self.workload, output.output, output.may_replace, output.resume, self.reporter, self._may_fork
         )
-        requested: list[Analysis] = []
-        for analysis in in_order():
-            options: Any = from_arguments(analysis.options, self._args)
-            if analysis.is_requested(options):
-                requested.append(analysis(options, context))
-        return requested
+        return [analysis(self.job.options[analysis.options], context) for analysis in self.job.analyses]
 
     def _run_cases(self) -> tuple[list[Result], bool]:
-        output, workload = self.output, self.workload
-        rows: RowsByCase = {}
-        with ExitStack() as stack:
-            journal: Journal[list[Result]] | None = None
-            if output.output is not None:
-                kind, replaces = self._executor.machine_kind(workload), output.force or output.append
-                journal = open_journal(output.output, workload.request, kind, output.resume, replaces)
-                stack.enter_context(journal)
-                rows = {case_rows[0].case: case_rows for case_rows in journal.items}
-                self.stored_cases = len(rows)
-            compiled = self._executor.compile(workload, rows, self._reporter, self._may_fork)
+        workload = self.workload
+        with self._own_journal() as journal:
+            rows = {} if journal is None else journal.measured("" if self._origin is None else self._origin.trace)
+            self.stored_cases = len(rows)
+            compiled = self._executor.compile(workload, rows, self.reporter, self._may_fork)
             remaining = counted(len(workload.cases) - len(rows), "case")
             doing = f"replaying {remaining} on {', '.join(workload.devices)}"
             count_of_rows = sum(len(workload.variants(case)) for case in workload.cases)
@@ -299,15 +267,23 @@ class TraceReplay:
         if self._base is not None:
             comparison = compare(self._base, Results(self._in_order(rows), {}))
             for line in (f"against {self.output.until_decided}: {summary(comparison)}", *advice(comparison)):
-                self._reporter.say(line)
+                self.reporter.say(line)
         return self._in_order(rows), False
+
+    def _own_journal(self) -> AbstractContextManager[ReplayJournal | None]:
+        output = self.output
+        if output.output is None:
+            return nullcontext(self._journal)
+        kind = self._executor.machine_kind(self.workload)
+        same = {**identity(self.workload.request), MACHINE_KIND: kind}
+        return ReplayJournal(output.output, same, output.resume, output.force or output.append)
 
     def rows(self, done: Collection[int], compiled: CachedRows, doing: str) -> Iterator[list[Result]]:
         workload, not_ok = self.workload, 0
         # workers on other machines add the machine to each row
         marks = self._executor.runs_here and workload.request.shard is not None
         machine = this_machine(workload.device) if marks else None
-        with self._reporter.doing(doing, len(workload.cases) - len(done)) as advance:
+        with self.reporter.doing(doing, len(workload.cases) - len(done)) as advance:
             for rows in self._executor.run(workload, done, compiled, self._may_fork):
                 if machine is not None:
                     rows = [machine.marked(row) for row in rows]
@@ -318,12 +294,31 @@ class TraceReplay:
                 advance(f"{f'{not_ok} not ok, ' if not_ok else ''}{printable(rows[0].op)}")
 
     def _report_stored(self) -> None:
-        if self._again and self.output.output is not None and self.stored_cases:
+        if self.again and self.output.output is not None and self.stored_cases:
             cases = f"{self.stored_cases} of {counted(len(self.workload.cases), 'case')}"
-            self._reporter.say(f"{cases} are in {journal_path(self.output.output)}; continue with: {self._again}")
+            self.reporter.say(f"{cases} are in {journal_path(self.output.output)}; continue with: {self.again}")
 
     def _in_order(self, rows: RowsByCase) -> list[Result]:
         return [row for case in self.workload.cases for row in rows.get(case.number, [])]
+
+    def print_results(self, outcome: ReplayOutcome) -> None:
+        rows = list(outcome.results)
+        # an analysis prints the rows of candidates with their verdicts
+        if not judged_steps(rows) and (rows or not outcome.interrupted):
+            print_results(rows, sys.stdout, OF_THESE if self.job[Selection].selects_some else "share")
+        if outcome.problem is None:
+            for analysis in outcome.analyses:
+                analysis.print(rows, sys.stdout)
+            self.print_scores(outcome.results)
+
+    def details(self, outcome: ReplayOutcome) -> Iterator[str]:
+        for row in outcome.results:
+            if row.detail is not None:
+                yield f"{row.op} {row.mode}:\n{row.detail.rstrip()}"
+
+    def where_interrupted(self, outcome: ReplayOutcome) -> str:
+        done = len({row.case for row in outcome.results})
+        return f"interrupted after {done} of {counted(len(self.workload.cases), 'case')}"
 
 
 def _renumbered(rows: Sequence[Result], earlier: Sequence[Result]) -> list[Result]:
@@ -364,14 +359,64 @@ def _undecided(base: Results, rows: RowsByCase) -> set[int]:
     return {pair.new.case for pair in comparison.pairs if pair.more_new_runs is not None}
 
 
-def keep(results: Results, output: OutputOptions, reporter: Reporter) -> Path | None:
-    folder = output.store or usual_folder()
-    if folder is None or not results.rows:
-        return None
-    try:
-        return Store(folder).keep(results.rows, results.header)
-    except UserError as error:
-        if output.store is not None:
-            raise
-        reporter.say(f"the results are not stored: {error}")
-        return None
+class Step(OneTrace):
+    """The replay of all calls of a step in their recorded order."""
+
+    def run_loaded(self) -> ReplayOutcome:
+        workload = self.workload
+        doing = f"replaying {counted(len(workload.trace.own_calls), 'call')} in their order on {workload.device}"
+        with self.reporter.following(doing) as on_progress:
+            step = replay_apart(workload, on_progress, self._may_fork)
+        return self._written(rows_of(step, workload.cases, workload), {"sequence": totals_of(step)}, step)
+
+    def _written(
+        self, rows: Sequence[Result], totals: dict[str, Any], step: SequenceResult | StepOutcome
+    ) -> ReplayOutcome:
+        results = Results(rows, self.header | totals)
+        if self.output.output is not None:
+            write_results(results.rows, results.header, self.output.output, self.output.may_replace)
+        return ReplayOutcome(results, step=step)
+
+    def print_results(self, outcome: ReplayOutcome) -> None:
+        top = self.job[Selection].top or ROWS
+        if isinstance(outcome.step, SequenceResult):
+            print_sequence(outcome.step, list(outcome.results), top, sys.stdout)
+        elif outcome.step is not None:
+            print_ranks(outcome.step, top, sys.stdout)
+
+    def details(self, outcome: ReplayOutcome) -> Iterator[str]:
+        yield from ()
+
+
+class Ranks(Step):
+    """The replay of the step of one rank, with the other ranks in other processes of a launcher."""
+
+    def __init__(self, job: ReplayJob, reporter: Reporter, launch: RankLaunch) -> None:
+        super().__init__(job, reporter, may_fork=False, executor=LocalExecutor())
+        self._launch = launch
+
+    def run(self) -> ReplayOutcome | None:
+        options = self.job[RankOptions]
+        with Control(self._launch, options.collective_timeout) as control, self.executor() as executor:
+            if not control.is_first:
+                self.job = self.job.having(OutputOptions, output=None, store=None)
+                self.output, self.reporter = self.job[OutputOptions], SilentReporter("opreplay")
+            control.together(lambda: self._load_own(executor))
+            workload = self.workload
+            calls = counted(int(workload.trace.own_distinct_calls[COUNT].sum()), "call")
+            doing = f"replaying {calls} of {counted(control.launch.world_size, 'rank')} on {workload.device}"
+            with self.reporter.following(doing) as on_progress:
+                step = replay_ranks(workload, options, control, on_progress)
+            return None if step is None else self._written(step.rows, {"ranks": step.plain()}, step)
+
+    def _load_own(self, executor: Executor) -> None:
+        traces, device = self.job.traces, self.job[InputOptions].device
+        if len(traces) > 1:
+            own = own_file(list(map(Path, traces)), self._launch.rank, self.job[Selection].unbounded)
+            self.job = replace(self.job, traces=(str(own),))
+        if device is not None and is_accelerator(device) and ":" not in device:
+            device = f"{device}:{self._launch.local_rank}"
+            self.job = self.job.having(InputOptions, device=device)
+            check_present(device)
+            use_device(device)
+        self.load(executor)

@@ -1,4 +1,4 @@
-"""Conversion of arguments to another dtype, and filling of memory with values drawn from value models."""
+"""Kinds of values, conversion of arguments to another dtype, and memory filled with values of value models."""
 
 from __future__ import annotations
 
@@ -12,14 +12,20 @@ from typing import Any
 import torch
 
 from opgrip.errors import UserError
+from opgrip.replay.inputs.input_options import RANDOM, RECORDED, REPEATED, ZEROS
 from opgrip.replay.operators.lookup import Unsupported
 from opgrip.traces import Trace
 from opgrip.traces.io.tensor_file import TensorFile, from_stored
-from opgrip.traces.schema.arguments import TensorSpec, map_leaves, tensors
-from opgrip.traces.schema.records import Signature
-from opgrip.traces.schema.tensor_specs import Compressed, Coo, Nested, memory_dtype
-from opgrip.traces.values import Drawable, ValueModel
+from opgrip.traces.schema.arguments import TensorSpec, map_leaves, numbers_of, tensors
+from opgrip.traces.schema.operator_arguments import schema_arguments
+from opgrip.traces.schema.records import OPERATOR, Signature
+from opgrip.traces.schema.tensor_specs import Compressed, Coo, Nested, map_values, memory_dtype
+from opgrip.traces.values import Drawable, ValueModel, depends_on_values
+from opgrip.traces.values.defaults import default_values
+from opgrip.traces.values.floats import Floats
 
+PIECE = 1 << 16  # approximate number of elements in a repeated piece
+LONG_PIECE = 1 << 20  # approximate number of elements in a repeated piece in measured calls
 # dtypes that are converted; values of smaller dtypes are only meaningful together with their scales
 CAST = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 
@@ -217,3 +223,101 @@ def drawn_values(trace: Trace) -> Mapping[int, Drawable]:
         )
     stored = {number: Stored(trace.values[number], file_of[key], key) for number, key in stored_keys.items()}
     return {**trace.values, **stored}
+
+
+@dataclass(frozen=True, slots=True)
+class Random:
+    def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+        if dtype.is_floating_point or dtype.is_complex:
+            return normal(shape, dtype, generator)
+        return torch.randint(0, 2, shape, generator=generator, device=generator.device).to(dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Zeros:
+    def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+        return torch.zeros(shape, dtype=dtype, device=generator.device)
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatedPiece:
+    model: Floats
+    piece: int = PIECE
+
+    def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+        count = prod(shape)
+        # repeat whole rows, planes or images
+        place = len(shape)
+        while place and prod(shape[place - 1 :]) <= self.piece:
+            place -= 1
+        inner = shape[place:]
+        rows = -(-self.piece // max(1, prod(inner)))
+        if rows * prod(inner) >= count:
+            return self.model.draw(shape, dtype, generator)
+        piece = self.model.draw((rows, *inner), dtype, generator).reshape(-1)
+        return piece.repeat(-(-count // len(piece)))[:count].reshape(shape)
+
+
+_MODELS: Mapping[str, Drawable] = {RANDOM: Random(), ZEROS: Zeros()}
+
+
+def with_values(
+    signature: Signature, values: Mapping[int, Drawable], kind: str
+) -> tuple[Signature, Mapping[int, Drawable]]:
+    if kind in (RECORDED, REPEATED):
+        signature, values = with_defaults(signature, values)
+        return signature, (_shortened if kind == RECORDED else _repeated)(signature, values)
+
+    def refer(leaf: object) -> object:
+        return map_values(lambda number: 0, leaf) if isinstance(leaf, TensorSpec) else leaf
+
+    changed = replace(signature, args=map_leaves(refer, signature.args), kwargs=map_leaves(refer, signature.kwargs))
+    return changed, {0: _MODELS[kind]}
+
+
+def _repeated(signature: Signature, values: Mapping[int, Drawable]) -> Mapping[int, Drawable]:
+    numbers = {number for number in numbers_of((signature.args, signature.kwargs)) if number in values}
+    models = {number: values[number] for number in numbers if number is not None}
+    return {number: RepeatedPiece(model) if isinstance(model, Floats) else model for number, model in models.items()}
+
+
+def _shortened(signature: Signature, values: Mapping[int, Drawable]) -> Mapping[int, Drawable]:
+    if signature.kind != OPERATOR:
+        return values
+    names = [name for name, _ in schema_arguments(signature.op)]
+    if len(names) < len(signature.args):
+        return values
+    large: set[int | None] = set()
+    deciding: set[int | None] = set()
+    for name, tree in (*zip(names, signature.args, strict=False), *signature.kwargs.items()):
+        for spec in tensors(tree):
+            large |= {spec.values} if prod(spec.shape) > LONG_PIECE else set()
+            deciding |= {spec.values} if depends_on_values(signature.op, name, spec.dtype) else set()
+    shortened = {
+        number: RepeatedPiece(model, LONG_PIECE)
+        for number in large - deciding
+        if number is not None and isinstance(model := values.get(number), Floats)
+    }
+    return {**values, **shortened} if shortened else values
+
+
+def with_defaults(signature: Signature, values: Mapping[int, Drawable]) -> tuple[Signature, Mapping[int, Drawable]]:
+    signature, models = _fill(signature, -1)
+    return signature, {**values, **models} if models else values
+
+
+def trace_with_defaults(trace: Trace) -> Trace:
+    signatures: list[Signature] = []
+    models: dict[int, ValueModel] = {}
+    for signature in trace.signatures:
+        filled, own = _fill(signature, -1 - len(models))
+        signatures.append(filled)
+        models |= own
+    return replace(trace, signatures=signatures, values={**trace.values, **models}) if models else trace
+
+
+def _fill(signature: Signature, first: int) -> tuple[Signature, dict[int, ValueModel]]:
+    if signature.kind != OPERATOR:
+        return signature, {}
+    args, kwargs, models = default_values(signature.op, signature.args, signature.kwargs, signature.outputs, first)
+    return (replace(signature, args=args, kwargs=kwargs), models) if models else (signature, {})

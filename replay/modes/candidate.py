@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import re
 from collections import Counter
@@ -13,7 +12,7 @@ from inspect import isclass, isfunction
 from pathlib import Path
 from typing import Any
 
-from opgrip.cli.command import did_you_mean
+from opgrip.cli.command import InvalidValueError, did_you_mean
 from opgrip.cli.options import OUTPUT, RUN, option, titled
 from opgrip.cli.output_files import read_input
 from opgrip.errors import UserError
@@ -83,7 +82,7 @@ def parse_candidate(text: str) -> Candidate:
     """Return the candidate that a text such as `OPERATOR=FILE.py:FUNCTION` or `module:PATH=FILE.py:CLASS` names."""
     match = _FORM.fullmatch(text.removeprefix("sample:"))
     if match is None:
-        raise argparse.ArgumentTypeError(
+        raise InvalidValueError(
             f"{text!r} is not OPERATOR=FILE.py:FUNCTION, such as aten._softmax.default=my_kernels.py:softmax"
         )
     return Candidate(match["op"], extension_of(match["source"]), match["function"])

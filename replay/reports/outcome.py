@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -12,16 +11,15 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 import pandas as pd
 
 from opgrip.cli.command import counted
-from opgrip.cli.options import flag_of, from_arguments, words_in
-from opgrip.cli.output_files import cannot_be_written, check_writable, whole_file
-from opgrip.cli.plugins import Registry, needed
-from opgrip.display.figures import as_html
+from opgrip.cli.output_files import cannot_be_written, whole_file
+from opgrip.cli.plugins import Registry
+from opgrip.display.figures import as_html, in_style
 from opgrip.errors import UserError, in_words_of_python
-from opgrip.replay.analyses import analyses
 from opgrip.replay.reports import OutputOptions, report_for
 from opgrip.replay.reports.cells import by_call_site, header_of, read_frame, rows_in, to_frame
 from opgrip.replay.reports.fidelity import FIDELITY, Fidelity, fidelity_of
 from opgrip.replay.reports.plots import PlotChoices, draw_fitting, draw_runs
+from opgrip.replay.reports.results_table import print_results
 from opgrip.replay.results.judgement import judgement_in
 from opgrip.replay.results.results import VARIANT_COLUMNS, Result, summarize
 from opgrip.replay.workers.journal import journal_path
@@ -103,8 +101,6 @@ class Results:
         return f"<Results{of_trace}: {summarize(list(self.rows))}>"
 
     def __str__(self) -> str:
-        from opgrip.replay.reports.results_table import print_results
-
         table = io.StringIO()
         print_results(self.rows[:PRINTED], table)
         left_out = len(self) - PRINTED
@@ -142,8 +138,6 @@ class Results:
         Raises UserError if matplotlib is not installed, an argument is invalid for this kind, or there is nothing to
         draw.
         """
-        from opgrip.display.figures import in_style
-
         runs = {**(beside or {}), "this": self}
         choices = PlotChoices(op, case, by, over, title)
         with in_words_of_python(), in_style():
@@ -173,25 +167,6 @@ def write_results(rows: Sequence[Result], header: Mapping[str, Any], path: Path,
         raise cannot_be_written(path, error) from error
 
 
-def check_output(output: OutputOptions, args: argparse.Namespace) -> None:
-    path = output.output
-    if path is None:
-        return
-    if output.list:
-        raise UserError("--list runs no case and writes no results", "leave out --output")
-    report = report_for(path)
-    analysis = analyses.get(report.needs)
-    if analysis is not None and not analysis.is_requested(from_arguments(analysis.options, args)):
-        flag = flag_of(words_in(analysis.options)[0])
-        hint = "end its name in .json" if args.sequence else f"add {flag}, or end its name in .json"
-        raise UserError(f"{path} is for the results of {flag}, which is not given", hint)
-    if output.append and report.read is None:
-        raise UserError(f"rows cannot be added to {path}", "write .json or .csv")
-    if report.package:
-        needed(*report.package)
-    check_writable(path, output.may_replace)
-
-
 def is_completed(output: OutputOptions) -> bool:
     if not output.resume or output.output is None:
         return False
@@ -199,11 +174,7 @@ def is_completed(output: OutputOptions) -> bool:
 
 
 def is_interrupted(output: Path) -> bool:
-    return any(path.exists() for path in (journal_path(output), parts_folder(output)))
-
-
-def parts_folder(output: Path) -> Path:
-    return output.with_name(f"{output.name}.parts")
+    return journal_path(output).exists()
 
 
 class Scorer(Protocol):

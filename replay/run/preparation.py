@@ -16,7 +16,7 @@ from opgrip.replay.cases.cases import Case, shares_of
 from opgrip.replay.cases.preceding_calls import used_bytes
 from opgrip.replay.cases.selection import BACKWARD, PROGRAM, Variant
 from opgrip.replay.cases.unused_results import refused_argument, with_equivalents, with_gradients
-from opgrip.replay.inputs.input_options import with_values
+from opgrip.replay.inputs.filling import with_values
 from opgrip.replay.inputs.inputs import ADDRESSES, Inputs
 from opgrip.replay.modes import CANDIDATE, EAGER, Program, RunOutputs, find_mode
 from opgrip.replay.operators.admission import Unsupported

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 import msgspec
 
-from opgrip.cli.command import positive
+from opgrip.cli.command import InvalidValueError, positive
 from opgrip.cli.option_types import byte_count, seconds
 from opgrip.cli.options import EFFORT, option, titled
 from opgrip.errors import UserError
@@ -171,20 +171,19 @@ def options_hash(request: RunRequest) -> str:
     return hashlib.blake2b(json.dumps(options, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
-def settle_shard(args: argparse.Namespace) -> None:
-    part: Shard | None = args.shard
+def settle_shard(part: Shard | None, output: Path | None) -> Path | None:
+    """Return the output of a shard, and let the process of a shard use its own accelerator."""
     if part is None:
-        if args.output is not None and PLACEHOLDER in args.output.name:
+        if output is not None and PLACEHOLDER in output.name:
             raise UserError(
-                f"{PLACEHOLDER} in the name of {args.output} is a placeholder for the number of a shard", "add --shard"
+                f"{PLACEHOLDER} in the name of {output} is a placeholder for the number of a shard", "add --shard"
             )
-        return
-    if args.output is not None:
-        args.output = args.output.with_name(args.output.name.replace(PLACEHOLDER, part.slug))
+        return output
     local, visible = os.environ.get("LOCAL_RANK", ""), os.environ.get("CUDA_VISIBLE_DEVICES")
     if "TORCHELASTIC_RUN_ID" in os.environ and local.isdigit():
         devices = visible.split(",") if visible else []
         os.environ["CUDA_VISIBLE_DEVICES"] = devices[int(local) % len(devices)] if devices else local
+    return None if output is None else output.with_name(output.name.replace(PLACEHOLDER, part.slug))
 
 
 def shard(text: str) -> Shard:
@@ -192,7 +191,7 @@ def shard(text: str) -> Shard:
         return shard_of_environment(os.environ)
     match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)
     if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither a shard such as 3/16 nor auto")
+        raise InvalidValueError(f"{text!r} is neither a shard such as 3/16 nor auto")
     return _checked(int(match[1]), int(match[2]), text)
 
 
@@ -211,7 +210,7 @@ def shard_of_environment(variables: Mapping[str, str]) -> Shard:
     elif all(name in variables for name in mpi):
         number, count = (_whole(variables, name) for name in mpi)
     else:
-        raise argparse.ArgumentTypeError(
+        raise InvalidValueError(
             "neither torchrun nor Slurm nor Open MPI started this process: give a shard such as 3/16"
         )
     return _checked(number + 1, count, f"{number + 1}/{count}")
@@ -222,14 +221,14 @@ def _place_in_array(variables: Mapping[str, str]) -> tuple[int, int]:
     task, first, last, count = (_whole(variables, name) for name in names)
     step = _whole(variables, "SLURM_ARRAY_TASK_STEP") if "SLURM_ARRAY_TASK_STEP" in variables else 1
     if step < 1 or (last - first) // step + 1 != count:
-        raise argparse.ArgumentTypeError("the numbers of the job array have gaps: give a shard such as 3/16")
+        raise InvalidValueError("the numbers of the job array have gaps: give a shard such as 3/16")
     return (task - first) // step, count
 
 
 def _whole(variables: Mapping[str, str], name: str) -> int:
     text = variables.get(name, "")
     if re.fullmatch(r"[0-9]{1,9}", text) is None:
-        raise argparse.ArgumentTypeError(f"${name} is {text!r}, not a number")
+        raise InvalidValueError(f"${name} is {text!r}, not a number")
     return int(text)
 
 
@@ -237,7 +236,7 @@ def _checked(number: int, count: int, text: str) -> Shard:
     if not 1 <= number <= count <= MOST_SHARDS:
         count = min(max(count, 1), MOST_SHARDS)
         shards = f"of {count} the first is 1/{count}, the last {count}/{count}"
-        raise argparse.ArgumentTypeError(f"shard {text} does not exist: {shards}")
+        raise InvalidValueError(f"shard {text} does not exist: {shards}")
     return Shard(number, count)
 
 

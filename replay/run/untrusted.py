@@ -95,6 +95,7 @@ class UntrustedProcess:
             "memory_limit": limits.memory_limit,
         }
         self._child = Child(MODULE, request, confined=None if unconfined() else [], shared=[self._file])
+        self._child.start()
         self._leaf, self._above, self._mem = -1, -1, -1
         self._stopped: list[_Thread] = []
         self.took_ns = 0

@@ -24,7 +24,7 @@ from opgrip.errors import UserError, one_line
 from opgrip.platform.sandbox import IDLE, Ended, Heartbeat, answer, receive_request
 from opgrip.replay.cases.flow import FlowingCall, NewMemory, make_flow, new_memory
 from opgrip.replay.cases.selection import no_calls
-from opgrip.replay.inputs.input_options import trace_with_defaults
+from opgrip.replay.inputs.filling import trace_with_defaults
 from opgrip.replay.modes import EAGER
 from opgrip.replay.operators.devices import (
     DeviceLostError,
@@ -40,7 +40,7 @@ from opgrip.replay.operators.devices import (
 from opgrip.replay.operators.memory import Function, limit_memory, tensors_in
 from opgrip.replay.results.judgement import CandidateColumns, JudgedStep, saving_in_words
 from opgrip.replay.run.request import RunRequest
-from opgrip.replay.run.worker import end_without_device, start_child
+from opgrip.replay.run.worker import WorkloadChild, end_without_device
 from opgrip.replay.run.workload import Workload, load_workload
 from opgrip.replay.sequences.call_timers import (
     CallTimer,
@@ -474,7 +474,7 @@ def replay_apart(
         _answer(workload, excluded, heartbeat, output)
 
     while True:
-        with start_child(workload, may_fork, run, MODULE, {"excluded": list(excluded.items())}) as child:
+        with WorkloadChild(workload, may_fork, run, MODULE, {"excluded": list(excluded.items())}) as child:
             result = child.result(on_progress)
         if not isinstance(result, Ended):
             return msgspec.convert(result, SequenceResult)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass, replace
 
-from opgrip.cli.command import not_negative, positive
+from opgrip.cli.command import InvalidValueError, not_negative, positive
 from opgrip.cli.option_types import duration, names, percent, seconds
 from opgrip.cli.options import EFFORT, IDENTITY, RUN, option, titled
 from opgrip.errors import UserError
@@ -23,7 +22,7 @@ def cache_states(text: str) -> tuple[str, ...]:
     states = names(text)
     unknown = [state for state in states if state not in CACHES]
     if unknown:
-        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is not one of {', '.join(CACHES)}")
+        raise InvalidValueError(f"{unknown[0]!r} is not one of {', '.join(CACHES)}")
     return states
 
 

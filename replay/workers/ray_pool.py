@@ -28,8 +28,7 @@ from opgrip.replay.results.origins import Machine, describe_environment, names_o
 from opgrip.replay.results.results import FAILED, Result
 from opgrip.replay.run.measure import CASES, CachedRows, windows
 from opgrip.replay.run.request import RunRequest
-from opgrip.replay.run.scheduling import PARTS, in_parts, interleaved, make_ahead, rows_ahead
-from opgrip.replay.run.worker import Worker, by_case
+from opgrip.replay.run.worker import PARTS, Worker, by_case, in_parts, interleaved, make_ahead, rows_ahead
 from opgrip.replay.run.workload import Workload, empty_rows, load_workload
 from opgrip.replay.workers.executors import EngineOptions, ExecutorLostError
 from opgrip.traces.io.shipped_traces import trace_file

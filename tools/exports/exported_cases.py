@@ -16,8 +16,7 @@ from opgrip.replay.cases.cases import Case, make_cases
 from opgrip.replay.cases.selection import MODULE, Selection
 from opgrip.replay.cases.subgraph_calls import Links, Outside, ResultOf, is_setting
 from opgrip.replay.cases.subgraphs import SubgraphOperator, make_units, paths_of
-from opgrip.replay.inputs.filling import drawn_values
-from opgrip.replay.inputs.input_options import with_defaults
+from opgrip.replay.inputs.filling import drawn_values, with_defaults
 from opgrip.replay.operators.lookup import Unsupported, find_operator
 from opgrip.traces import Trace, load
 from opgrip.traces.io.sample_folder import CALLS, SampleFolder

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import io
 import shlex
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import redirect_stderr
-from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,12 +28,15 @@ from opgrip.tools.pytest_plugin.measured import (
     add_options,
     opgrip_benchmark,
     opgrip_replay,
+    print_summary,
     read_options,
     rows_of_test,
+    save_rows,
 )
 
 if TYPE_CHECKING:
     from opgrip.replay.cases.cases import Case
+    from opgrip.replay.command.opreplay import ReplayJob
     from opgrip.replay.reports.outcome import Results
     from opgrip.replay.results.results import Result
 
@@ -131,8 +132,6 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if not benchmarks.rows:
         benchmarks.notes.append(f"{path} is not written: no test was measured")
         return
-    from opgrip.tools.pytest_plugin.measured import save_rows
-
     try:
         save_rows(benchmarks.rows, benchmarks.headers, path)
     except UserError as error:
@@ -143,8 +142,6 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    from opgrip.tools.pytest_plugin.measured import print_summary
-
     print_summary(config.stash[BENCHMARKS], terminalreporter)
 
 
@@ -181,11 +178,11 @@ class TraceFile(pytest.File):
     _judged: Judged | UserError | None = None
 
     def collect(self) -> Iterator[TraceTest]:
-        from opgrip.replay.command.replay_options import request_of
+        from opgrip.replay.command.run_requests import request_of
         from opgrip.replay.run.workload import load_workload
 
         try:
-            cases = load_workload(request_of(self._arguments())).cases
+            cases = load_workload(request_of(self._job())).cases
         except UserError as error:
             raise self.CollectError(str(error)) from error
         by_name: dict[str, list[int]] = {}
@@ -217,20 +214,22 @@ class TraceFile(pytest.File):
         return benchmarks.judge(pairs, results.header, self.nodeid)
 
     def _replay_once(self, start: int, stop: int, folder: Path | None) -> Results:
-        from opgrip.replay.command.replay import replay_arguments
+        from opgrip.replay.cases.selection import Selection
+        from opgrip.replay.command.replay import run_job
         from opgrip.replay.reports.outcome import Results
 
-        args = self._arguments()
-        args.start, args.stop = args.start + start, args.start + stop
+        job = self._job()
+        first = job[Selection].start
+        job = job.having(Selection, start=first + start, stop=first + stop)
         if folder is None:
-            return replay_arguments(args)
+            return run_job(job)
         path = folder / f"{hashlib.sha256(self.nodeid.encode()).hexdigest()}.json"
         if not path.exists():
-            replay_arguments(args).save(path)
+            run_job(job).save(path)
         return Results.load(path)
 
-    def _arguments(self) -> argparse.Namespace:
-        from opgrip.replay.command.replay_options import make_parser
+    def _job(self) -> ReplayJob:
+        from opgrip.replay.command.opreplay import job_from_arguments, make_parser
 
         text = self.config.getoption("--opgrip-options")
         with redirect_stderr(io.StringIO()) as said:
@@ -245,7 +244,7 @@ class TraceFile(pytest.File):
         options = self.config.stash[BENCHMARKS].options
         if options.repeats and args.repeats == 1:
             args.repeats, args.until_decided = options.repeats, options.compare and str(options.compare)
-        return copy(args)
+        return job_from_arguments(args)
 
 
 def _names(cases: Sequence[Case], by: str) -> Iterator[str]:

@@ -19,7 +19,7 @@ from opgrip.cli.progress import ProgressCallback, ignore_progress
 from opgrip.errors import UserError
 from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.cases.flow import FlowingCall, ProgramFlow, make_flow, new_memory
-from opgrip.replay.inputs.input_options import trace_with_defaults
+from opgrip.replay.inputs.filling import trace_with_defaults
 from opgrip.replay.modes import EAGER
 from opgrip.replay.operators.devices import check_use, is_accelerator, synchronizer
 from opgrip.replay.operators.lookup import Operator, Unsupported

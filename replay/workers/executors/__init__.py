@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from opgrip.cli.command import counted, did_you_mean, not_negative, positive
-from opgrip.cli.options import CASES, EFFORT, RUN, from_arguments, option, titled
+from opgrip.cli.command import InvalidValueError, did_you_mean, not_negative, positive
+from opgrip.cli.options import CASES, EFFORT, RUN, option, titled
 from opgrip.cli.plugins import Registry
 from opgrip.cli.progress import Reporter
 from opgrip.errors import UserError
-from opgrip.replay.cases.selection import PointOptions
-from opgrip.replay.inputs.input_options import InputOptions
+from opgrip.platform.sandbox import check_bubblewrap
 from opgrip.replay.results.results import Result
 from opgrip.replay.run.request import Shard
 from opgrip.replay.run.request import shard as shard_of_text
@@ -70,9 +68,8 @@ executors: Registry[StartExecutor] = Registry("opgrip.replay.workers.executors",
 
 
 @contextmanager
-def start_executor(args: argparse.Namespace) -> Iterator[Executor]:
-    options = from_arguments(EngineOptions, args)
-    options.check(from_arguments(InputOptions, args).devices, from_arguments(PointOptions, args).pin)
+def start_executor(options: EngineOptions, devices: Sequence[str] = (), pin: Sequence[int] = ()) -> Iterator[Executor]:
+    options.check(devices, pin)
     start = executors.get(options.engine)
     assert start is not None, "one of its choices"
     with start(options) as executor:
@@ -82,7 +79,7 @@ def start_executor(args: argparse.Namespace) -> Iterator[Executor]:
 def engine_name(text: str) -> str:
     if executors.get(text) is None:
         hint = did_you_mean(text, executors.names(), f"choose from {', '.join(executors.names())}")
-        raise argparse.ArgumentTypeError(f"unknown engine {text!r}: {hint}")
+        raise InvalidValueError(f"unknown engine {text!r}: {hint}")
     return text
 
 
@@ -161,70 +158,13 @@ class EngineOptions:
                 )
             return
         if self.sandbox:
-            # not needed to print the help
-            from opgrip.platform.sandbox import check_bubblewrap
-
             check_bubblewrap()
-
-
-class LocalExecutor:
-    runs_here = True
-
-    def check(self, workload: Workload) -> None:
-        from opgrip.replay.operators.devices import check_equal, check_present
-
-        for name in workload.devices:
-            check_present(name)
-        check_equal(workload.devices)
-
-    def machine_kind(self, workload: Workload) -> str:
-        from opgrip.replay.results.origins import this_machine
-
-        return this_machine("cpu").kind
-
-    def about(self, workload: Workload) -> dict[str, Any]:
-        """Return facts about the device and this machine for the header; this initializes the device."""
-        from opgrip.replay.operators.devices import facts_of, name_of
-        from opgrip.replay.results.origins import describe_environment
-
-        device = workload.device
-        return {"device": name_of(device), "environment": describe_environment(device), **facts_of(device)}
-
-    def compile(self, workload: Workload, done: Collection[int], reporter: Reporter, may_fork: bool) -> CachedRows:
-        from opgrip.replay.run.scheduling import DealtWindows, in_parts, make_ahead, rows_ahead
-
-        for device in workload.devices:
-            workload.request.energy.check(device)
-        # without a store, the process that times a row could not load what another one compiled
-        ahead = rows_ahead(workload, done) if workload.request.store is not None else []
-        if not ahead:
-            return {}
-        rows: dict[int, dict[int, Result]] = {}
-        doing = f"compiling {counted(len(ahead), 'row')} of {counted(len(workload.cases) - len(done), 'case')}"
-        with reporter.doing(doing, len(ahead)) as advance:
-            try:
-                dealt = DealtWindows(workload, done)
-                for device in workload.devices:
-                    # compile for the device that measures the rows: compilers store programs by device
-                    numbers = {case.number for case in dealt.dealt_to(device)}
-                    own, own_rows = workload.on(device), [row for row in ahead if row[0].number in numbers]
-                    for part, jobs in in_parts(own_rows, own, workload.request.limits.compilers):
-                        for number, case_rows in make_ahead(own, part, jobs, may_fork, advance).items():
-                            rows.setdefault(number, {}).update(case_rows)
-            except KeyboardInterrupt:
-                reporter.say("interrupted; programs compiled so far are kept for later replays")
-                raise
-        return rows
-
-    def run(
-        self, workload: Workload, done: Collection[int], cached_rows: CachedRows, may_fork: bool
-    ) -> Iterator[list[Result]]:
-        from opgrip.replay.run.scheduling import run_cases
-
-        return run_cases(workload, done, may_fork, cached_rows)
 
 
 @executors.register(PROCESSES)
 @contextmanager
-def start_processes(options: EngineOptions) -> Iterator[LocalExecutor]:
+def start_processes(options: EngineOptions) -> Iterator[Executor]:
+    # loads torch, and this file is imported to show the help
+    from opgrip.replay.run.worker import LocalExecutor
+
     yield LocalExecutor()

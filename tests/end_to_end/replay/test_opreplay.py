@@ -12,8 +12,8 @@ from made_runs import make_row
 from programs import ROOT, SHIPPED_TRACES, refusal, run_command, succeed
 
 from opgrip.replay import Results
-from opgrip.replay.command.replay_options import make_parser
-from opgrip.replay.reports.fulfilment import unfulfilled
+from opgrip.replay.command.opreplay import job_from_arguments, make_parser
+from opgrip.replay.command.replay_kind import unfulfilled
 from opgrip.replay.results.results import CONTENDED, FAILED, OK, SKIPPED, UNSUPPORTED, WRONG, Result
 from opgrip.traces import load
 
@@ -175,7 +175,7 @@ LACKING = replace(RAN, status=UNSUPPORTED, error="it cannot")
 
 
 def lines_of(rows: list[Result], *words: str) -> list[str]:
-    return unfulfilled(make_parser().parse_args(["trace.jsonl", *words]), rows)
+    return unfulfilled(job_from_arguments(make_parser().parse_args(["trace.jsonl", *words])), rows)
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,17 @@ from example_trace import small_trace
 from made_runs import make_row
 from programs import refusal, run_command, succeed
 
+from opgrip.cli.progress import SilentReporter
 from opgrip.errors import UserError
 from opgrip.replay import Results, compare, replay
-from opgrip.replay.command.replay import SeveralReplays
-from opgrip.replay.command.trace_targets import TraceTarget, targets_of
+from opgrip.replay.command.opreplay import job_from_keywords
+from opgrip.replay.command.replay import plan
+from opgrip.replay.command.several_traces import SeveralTraces, targets_of
+from opgrip.replay.command.trace_replay import OneTrace, Ranks, Step
 from opgrip.replay.reports.results_table import distinct_inputs
 from opgrip.replay.results.origins import Machine
 from opgrip.replay.results.results import Result
+from opgrip.replay.workers.journal import ReplayJournal, journal_path
 from opgrip.traces.zoo import read_manifest
 from opgrip.traces.zoo.manifest import FIELD
 from opgrip.zoo.corpus import read_corpus
@@ -52,7 +56,7 @@ def test_each_row_names_its_trace_and_model(results: Path) -> None:
     assert rows.groupby("trace", sort=False).size().to_dict() == {"net.predict": 2, "net.train": 2, "other.predict": 2}
     assert set(rows.loc[rows["model"] == "net", "run"]) == {"predict", "train"}
     assert Results.load(results).header["traces"]["other.predict"]["model"] == "other"
-    assert not results.with_name("results.json.parts").exists()
+    assert not journal_path(results).exists()
 
 
 def test_equal_cases_of_several_traces_are_compared_by_trace(results: Path) -> None:
@@ -82,27 +86,26 @@ def test_resume_keeps_the_rows_of_a_complete_trace(
 
     files, output = [folder / "net.predict.jsonl", folder / "net.train.jsonl"], tmp_path / "r.json"
     options = {"iterations": 3, "warmup": 0, "cache": "warm", "output": output}
-    once, calls = SeveralReplays._run_one, []
+    once, calls = SeveralTraces._run_one, []
 
-    def interrupt_second(self: SeveralReplays, place: int, target: TraceTarget) -> bool:
+    def interrupt_second(self: SeveralTraces, place: int, *others: Any) -> bool:
         calls.append(place)
-        return True if place else once(self, place, target)
+        return True if place else once(self, place, *others)
 
-    monkeypatch.setattr(SeveralReplays, "_run_one", interrupt_second)
+    monkeypatch.setattr(SeveralTraces, "_run_one", interrupt_second)
     with pytest.raises(KeyboardInterrupt):
         replay(files, **options)
     monkeypatch.undo()
-    part = next((tmp_path / "r.json.parts").glob("000-*.json"))
-    times = [row["times_us"] for row in json.loads(part.read_text())["results"]]
+    records = [json.loads(line) for line in journal_path(output).read_text().splitlines()[1:]]
+    times = [row["times_us"] for record in records if isinstance(record, list) for row in record]
+    assert len(times) == 2
     rows = replay(files, **options, resume=True).rows
     assert [row.times_us for row in rows if row.trace == "net.predict"] == times
     assert {row.trace for row in rows} == {"net.predict", "net.train"}
 
 
 def test_resume_refuses_rows_of_other_options(folder: Path, tmp_path: Path) -> None:
-    parts = tmp_path / "r.json.parts"
-    parts.mkdir()
-    (parts / "about.json").write_text('{"traces": [], "options": {}}')
+    journal_path(tmp_path / "r.json").write_text('{"traces": [], "options": {}}\n')
     error = refusal("opreplay", folder, *FAST, "-o", tmp_path / "r.json", "--resume", cwd=tmp_path)
     assert "contains rows of a replay of other traces or with other options" in error
 
@@ -238,7 +241,7 @@ def test_append_refuses_rows_that_exist(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="rows of the trace a with the same options: leave the trace out"):
         replay(one, **QUICK, output=output, append=True)
     assert output.read_bytes() == written
-    assert not (tmp_path / "r.json.parts").exists()
+    assert not journal_path(output).exists()
     replay([one / "a.jsonl", other / "b.jsonl"], **QUICK, output=output, append=True)
     replay(one, **QUICK, threads=1, output=output, append=True)
     whole = Results.load(output)
@@ -254,26 +257,52 @@ def test_resume_refuses_rows_of_another_torch_or_machine_or_trace(
 ) -> None:
     one, output = own_folder(tmp_path / "a", 10), tmp_path / "r.json"
     with monkeypatch.context() as patch:
-        patch.setattr(SeveralReplays, "_run_one", lambda *args: True)
+        once = SeveralTraces._run_one
+        patch.setattr(SeveralTraces, "_run_one", lambda *args: once(*args) or True)
         with pytest.raises(KeyboardInterrupt):
             replay(one, **QUICK, output=output)
     with monkeypatch.context() as patch:
         patch.setattr(torch, "__version__", "1.0")
-        with pytest.raises(
-            UserError,
-            match=r"r\.json\.parts contains rows of a replay with another version of torch: give the arguments",
-        ):
+        with pytest.raises(UserError, match=r"journal contains rows of a replay with another version of torch"):
             replay(one, **QUICK, output=output, resume=True)
     with monkeypatch.context() as patch:
-        patch.setattr("opgrip.replay.command.replay.this_machine", lambda device: Machine("m", "another"))
-        with pytest.raises(
-            UserError, match=r"r\.json\.parts contains rows of a replay on another kind of machine: give the arguments"
-        ):
+        patch.setattr("opgrip.replay.command.several_traces.this_machine", lambda device: Machine("m", "another"))
+        with pytest.raises(UserError, match=r"r\.json\.journal contains rows of a replay on another kind of machine"):
             replay(one, **QUICK, output=output, resume=True)
     small_trace(one / "a.jsonl", (11,))
-    with pytest.raises(
-        UserError, match=r"r\.json\.parts contains rows of a replay of different files named a: give the arguments"
-    ):
+    with pytest.raises(UserError, match=r"r\.json\.journal contains rows of a replay of different files named a: use"):
         replay(one, **QUICK, output=output, resume=True)
     small_trace(one / "a.jsonl", (10,))
     assert len(replay(one, **QUICK, output=output, resume=True)) == 1
+
+
+def test_plan_decides_between_one_trace_a_step_ranks_and_several_traces(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kind(*traces: Path, **options: Any) -> type:
+        return type(plan(job_from_keywords(traces, options), SilentReporter("opgrip")))
+
+    one = folder / "net.predict.jsonl"
+    assert (kind(one), kind(one, sequence=True)) == (OneTrace, Step)
+    assert (kind(folder), kind(one, folder / "net.train.jsonl", sequence=True)) == (SeveralTraces, SeveralTraces)
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert kind(one, sequence=True) is Ranks
+
+
+def test_rows_are_kept_once_if_a_replay_is_killed_while_it_finishes_a_trace(tmp_path: Path) -> None:
+    rows = [replace(make_row(case, [10.0]), trace="a") for case in range(3)]
+
+    def opened(resume: bool) -> ReplayJournal:
+        return ReplayJournal(tmp_path / "r.json", {}, resume, False, {"a": "00"})
+
+    with opened(resume=False) as journal:
+        journal.finish("a", rows, {"trace_hash": "00"})
+    path = journal_path(tmp_path / "r.json")
+    # without the last line, which closes the trace
+    path.write_text("\n".join(path.read_text().splitlines()[:-1]) + "\n")
+    with opened(resume=True) as journal:
+        assert not journal.finished
+        journal.finish("a", rows, {"trace_hash": "00"})
+    with opened(resume=True) as journal:
+        assert journal.finished == {"a": (rows, {"trace_hash": "00"})}

@@ -25,7 +25,7 @@ from opgrip import Capture, UserError, judge
 from opgrip.platform.peaks import Level, Peaks
 from opgrip.replay import replay
 from opgrip.replay.analyses.candidates import held_to_limits, print_judgement
-from opgrip.replay.command.replay_options import request_with
+from opgrip.replay.command.run_requests import request_with
 from opgrip.replay.reports.comparison.comparison import exit_status, hold_candidates, parse_candidate_gate
 from opgrip.replay.results.judgement import CandidateColumns, judge_rows, judged_steps, mean_saving
 from opgrip.replay.results.origins import OriginColumns

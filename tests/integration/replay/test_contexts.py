@@ -24,7 +24,7 @@ from opgrip.platform.precisions import (
 )
 from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.cases.unused_results import FOR_BACKWARD, with_unused_results
-from opgrip.replay.command.replay_options import request_with
+from opgrip.replay.command.run_requests import request_with
 from opgrip.replay.modes import RunOutputs
 from opgrip.replay.operators.contexts import restored
 from opgrip.replay.run.checks.reference import Reference

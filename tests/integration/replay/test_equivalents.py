@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend
 
 from opgrip.replay.cases.cases import Case
-from opgrip.replay.command.replay_options import request_with
+from opgrip.replay.command.run_requests import request_with
 from opgrip.replay.inputs.inputs import Inputs, device_map
 from opgrip.replay.operators import equivalents
 from opgrip.replay.operators.equivalents import ATTENTIONS, MATH, Equivalent, equivalent_on

@@ -16,7 +16,8 @@ from opgrip.cli.options import CASES, EFFORT, IDENTITY, OUTPUT, RUN, options_in
 from opgrip.errors import UserError
 from opgrip.replay.analyses.nsys import NsysColumns
 from opgrip.replay.cases.cases import make_cases
-from opgrip.replay.command.replay_options import make_parser, option_classes, request_with, run_settings
+from opgrip.replay.command.opreplay import job_from_arguments, make_parser, option_classes
+from opgrip.replay.command.run_requests import request_with
 from opgrip.replay.reports.cells import all_columns, read_frame
 from opgrip.replay.reports.comparison.comparison import compare
 from opgrip.replay.reports.comparison.results_store import merge_runs
@@ -76,9 +77,9 @@ def test_options_without_a_column_are_in_the_header() -> None:
         "--exec-mode",
         "continuous",
     ]
-    settings = run_settings(make_parser().parse_args(words))
+    settings = job_from_arguments(make_parser().parse_args(words)).settings
     assert settings == {"split": "yes", "pin": "0,1", "reference": "jit", "rtol": "0.5", "exec_mode": "continuous"}
-    assert not run_settings(make_parser().parse_args(["trace.jsonl", "--dtype", "float64"]))
+    assert not job_from_arguments(make_parser().parse_args(["trace.jsonl", "--dtype", "float64"])).settings
 
 
 def test_row_has_the_dtype_in_which_it_ran(program: Path) -> None:

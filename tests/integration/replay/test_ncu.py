@@ -21,7 +21,7 @@ from opgrip.errors import UserError
 from opgrip.platform.machine import Gpu, find_gpu, open_gpu
 from opgrip.replay import Results
 from opgrip.replay.analyses.ncu.ncu import BASIC, DURATION, NcuKernel, in_template, joined, kernels_of_csv, metrics_of
-from opgrip.replay.command.replay_options import request_with
+from opgrip.replay.command.run_requests import request_with
 from opgrip.replay.results.results import OK, Result
 from opgrip.replay.run import energy, measure
 from opgrip.replay.run import measure as metering

@@ -21,7 +21,7 @@ from opgrip.replay.analyses import nsys
 from opgrip.replay.analyses.nsys import Nsys, NsysColumns, joined, profile_rows, read_report, with_seen
 from opgrip.replay.analyses.profiler_programs import arguments_in, merged_arguments
 from opgrip.replay.analyses.timeline import merged
-from opgrip.replay.command.replay_options import request_with
+from opgrip.replay.command.run_requests import request_with
 from opgrip.replay.results.results import OK, Result
 from opgrip.replay.timing.ranges import BEFORE, DOMAIN, DROPPED, READY
 

@@ -37,7 +37,7 @@ from opgrip.platform.sandbox import (
 from opgrip.replay import Results
 from opgrip.replay.analyses.candidates import held_to_limits
 from opgrip.replay.command.opreplay import main
-from opgrip.replay.command.replay_options import request_with
+from opgrip.replay.command.run_requests import request_with
 from opgrip.replay.results.judgement import CandidateColumns, judge_rows
 from opgrip.replay.results.results import Result
 from opgrip.replay.run import untrusted

@@ -20,7 +20,7 @@ from opgrip.errors import UserError
 from opgrip.replay import Results
 from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.command.replay import replay
-from opgrip.replay.command.replay_options import request_with
+from opgrip.replay.command.run_requests import request_with
 from opgrip.replay.inputs.inputs import device_map
 from opgrip.replay.modes import Mode, ModeOptions, Program, Task, modes
 from opgrip.replay.operators.lookup import Unsupported

@@ -18,7 +18,7 @@ from programs import run_command, run_python, succeed
 
 from opgrip.errors import UserError
 from opgrip.replay import Results
-from opgrip.replay.command.replay_options import request_with
+from opgrip.replay.command.run_requests import request_with
 from opgrip.replay.reports.cells import read_completed
 from opgrip.replay.reports.comparison.results_store import merge_runs, missing_shards
 from opgrip.replay.reports.outcome import write_results
@@ -27,13 +27,14 @@ from opgrip.replay.run.request import (
     RunRequest,
     Shard,
     cost_us,
+    identity,
     settle_shard,
     shard,
     shard_of_environment,
     take_shard,
 )
 from opgrip.replay.run.workload import load_workload
-from opgrip.replay.workers.journal import open_journal
+from opgrip.replay.workers.journal import MACHINE_KIND, ReplayJournal
 
 costs = st.lists(st.integers(1, 10**9), min_size=1, max_size=40)
 
@@ -128,16 +129,13 @@ def test_invalid_shard_is_refused(text: str) -> None:
 def test_each_torchrun_process_sees_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"TORCHELASTIC_RUN_ID": "x", "LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": "4,6"}.items():
         monkeypatch.setenv(name, value)
-    args = argparse.Namespace(shard=Shard(2, 16), output=Path("a/zoo-{shard}.json"))
-    settle_shard(args)
-    assert args.output == Path("a/zoo-02-of-16.json")
+    assert settle_shard(Shard(2, 16), Path("a/zoo-{shard}.json")) == Path("a/zoo-02-of-16.json")
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "6"
 
 
 def test_shard_placeholder_requires_a_shard() -> None:
-    args = argparse.Namespace(shard=None, output=Path("zoo-{shard}.json"))
     with pytest.raises(UserError, match=r"is a placeholder for the number of a shard: add --shard"):
-        settle_shard(args)
+        settle_shard(None, Path("zoo-{shard}.json"))
 
 
 def comparable(rows: Results) -> list[tuple[object, ...]]:
@@ -206,6 +204,10 @@ def job(tmp_path: Path) -> RunRequest:
     return request_with(write(tmp_path / "t.jsonl"))
 
 
+def open_journal(output: Path, job: RunRequest, kind: str, resume: bool, force: bool) -> ReplayJournal:
+    return ReplayJournal(output, {**identity(job), MACHINE_KIND: kind}, resume, force)
+
+
 def linked(path: Path) -> None:
     path.symlink_to(path.parent / "precious")
 
@@ -248,7 +250,7 @@ def test_resume_refuses_rows_of_another_machine_kind_or_torch(
     with open_journal(tmp_path / "r.json", job, "A100", resume=False, force=False) as journal:
         journal.add([make_row(0, [1.0])])
     with open_journal(tmp_path / "r.json", job, "A100", resume=True, force=False) as journal:
-        assert [rows[0].case for rows in journal.items] == [0]
+        assert [*journal.measured("")] == [0]
     message = r"r\.json\.journal contains rows of a replay "
     with pytest.raises(UserError, match=f"{message}on another kind of machine: use the same"):
         open_journal(tmp_path / "r.json", job, "H100", resume=True, force=False)

@@ -33,11 +33,11 @@ from opgrip.replay.analyses.roofline import measuring
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.functions import function_case
 from opgrip.replay.command.opreplay import main as opreplay
-from opgrip.replay.command.replay_options import request_with
+from opgrip.replay.command.run_requests import request_with
 from opgrip.replay.operators.devices import DeviceLostError, use_device
 from opgrip.replay.results.results import FAILED, OK, Result
 from opgrip.replay.run.measure import measure_cases
-from opgrip.replay.run.scheduling import PARTS, DealtWindows
+from opgrip.replay.run.worker import PARTS, DealtWindows
 from opgrip.replay.run.workload import Workload, empty_row, load_workload
 from opgrip.traces import Trace, load
 from opgrip.traces.schema.arguments import tensors

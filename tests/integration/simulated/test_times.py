@@ -16,7 +16,7 @@ from opgrip.platform.contention import Contention
 from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.cases.functions import function_case
 from opgrip.replay.command.opreplay import main as opreplay
-from opgrip.replay.command.replay_options import request_with
+from opgrip.replay.command.run_requests import request_with
 from opgrip.replay.inputs.inputs import Inputs, device_map
 from opgrip.replay.operators import devices
 from opgrip.replay.reports.results_table import print_results

@@ -36,17 +36,17 @@ import importlib
 from dataclasses import replace
 
 module = importlib.import_module("opgrip.replay.command.replay")
-real = module.replay_arguments
+real = module.run_job
 
-def steady(args):
-    results = real(args)
+def steady(job):
+    results = real(job)
     times = [100.0, 101.0, 99.0] * 3
     # these replays are not told that the machine is quiet
     steady = dict(status="ok", times_us=times, median_us=100.0, repeats=[3, 3, 3], weights=None, slowed=None, dropped=0)
     steady["memory_gb_per_s"] = 10.0
     return replace(results, rows=[replace(row, **steady) for row in results])
 
-module.replay_arguments = steady
+module.run_job = steady
 """
 
 NOISY_TIMES = """

@@ -18,7 +18,7 @@ from torch import nn
 
 from opgrip.capture import Capture
 from opgrip.errors import UserError
-from opgrip.replay.inputs.input_options import with_defaults
+from opgrip.replay.inputs.filling import with_defaults
 from opgrip.replay.inputs.inputs import Inputs, device_map
 from opgrip.replay.operators.lookup import find_operator
 from opgrip.traces import load

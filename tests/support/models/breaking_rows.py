@@ -15,7 +15,7 @@ from settings import settings_of
 
 from opgrip.replay.cases.functions import function_case
 from opgrip.replay.cases.sources import CaseSet
-from opgrip.replay.run.scheduling import make_ahead, rows_ahead, run_cases
+from opgrip.replay.run.worker import make_ahead, rows_ahead, run_cases
 from opgrip.replay.timing.timing_options import WARM
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.preceding_calls import PrecedingCalls
-from opgrip.replay.command.replay_options import request_with
+from opgrip.replay.command.run_requests import request_with
 from opgrip.replay.results.results import Result
 from opgrip.replay.run.measure import measure_cases
 from opgrip.replay.run.workload import Workload, workload_for

@@ -9,7 +9,8 @@ import pytest
 import torch
 from programs import SHIPPED_TRACES, run_python
 
-from opgrip.replay.command.replay_options import make_parser, options_of
+from opgrip.replay.command.opreplay import job_from_arguments, make_parser
+from opgrip.replay.command.run_requests import options_of
 from opgrip.replay.inputs.input_options import InputOptions
 from opgrip.replay.operators.admission import LOOK_FOR, Untrusted
 from opgrip.replay.operators.lookup import (
@@ -167,7 +168,7 @@ def test_private_operator_runs_if_it_was_reviewed_or_the_trace_is_trusted() -> N
         (["t.jsonl", "--sandbox"], True),
         (["--operator", "aten._softmax"], True),
     ):
-        assert options_of(make_parser().parse_args(words)).inputs.trust is trusted
+        assert options_of(job_from_arguments(make_parser().parse_args(words))).inputs.trust is trusted
 
 
 def test_operators_of_the_shipped_traces_are_allowed() -> None:

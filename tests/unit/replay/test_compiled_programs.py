@@ -24,7 +24,7 @@ from opgrip.replay.operators.contexts import restored
 from opgrip.replay.operators.lookup import Unsupported
 from opgrip.replay.run.programs import PARTIAL, remove_partial
 from opgrip.replay.run.request import RunLimits
-from opgrip.replay.run.scheduling import in_parts
+from opgrip.replay.run.worker import in_parts
 from opgrip.replay.run.workload import describe_failure, key_of
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.records import OPERATOR, Signature

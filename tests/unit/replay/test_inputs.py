@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from redrawn import HERE, described, drawn, fitted, read_again
 from versions import is_removed
 
-from opgrip.replay.inputs.input_options import LONG_PIECE, RECORDED, with_values
+from opgrip.replay.inputs.filling import LONG_PIECE, with_values
+from opgrip.replay.inputs.input_options import RECORDED
 from opgrip.replay.inputs.inputs import Inputs, device_map
 from opgrip.replay.inputs.layouts import distinct_in_rows, distinct_places, fitting_lengths
 from opgrip.replay.operators.lookup import Unsupported

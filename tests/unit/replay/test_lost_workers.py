@@ -18,9 +18,11 @@ from opgrip.replay.reports.outcome import Results
 from opgrip.replay.results.origins import Machine
 from opgrip.replay.results.results import Result
 from opgrip.replay.run.measure import CachedRows
+from opgrip.replay.run.worker import LocalExecutor
 from opgrip.replay.run.workload import Workload
 from opgrip.replay.workers import ray_pool
-from opgrip.replay.workers.executors import EngineOptions, ExecutorLostError, LocalExecutor
+from opgrip.replay.workers.executors import EngineOptions, ExecutorLostError
+from opgrip.replay.workers.journal import journal_path
 from opgrip.replay.workers.ray_pool import LOSSES, START_S, Pool, RayTask
 
 
@@ -329,18 +331,17 @@ def output(tmp_path: Path) -> Path:
 def run(output: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     def run(engine: Elsewhere, *words: str) -> int:
         @contextmanager
-        def start(args: object) -> Iterator[Elsewhere]:
+        def start(*args: object) -> Iterator[Elsewhere]:
             yield engine
 
-        monkeypatch.setattr("opgrip.replay.command.replay.start_executor", start)
+        monkeypatch.setattr("opgrip.replay.command.replay_kind.start_executor", start)
         return main([str(output.parent / "traces"), *FAST, "-o", str(output), *words])
 
     return run
 
 
-def kept(output: Path) -> dict[str, bytes]:
-    folder = output.with_name(f"{output.name}.parts")
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())} if folder.exists() else {}
+def kept(output: Path) -> list[str]:
+    return journal_path(output).read_text().splitlines() if journal_path(output).exists() else []
 
 
 @pytest.mark.slow
@@ -353,9 +354,11 @@ def test_lost_engine_ends_the_run_and_resume_continues_it(
     assert errors.endswith("opreplay: error: no machine of the cluster is left: see ray status\n")
     assert "3 of 3, c" not in errors
     assert not output.exists()
-    assert [*kept(output)] == ["000-a.json", "001-b.json.journal", "about.json"]
-    part = output.parent / "r.json.parts" / "000-a.json"
-    times = [row.times_us for row in Results.load(part)]
+    records = [json.loads(line) for line in kept(output)[1:]]
+    measured = [row for record in records if isinstance(record, list) for row in record]
+    assert [row["trace"] for row in measured] == ["a", "a", "b"]
+    assert [record["trace"] for record in records if isinstance(record, dict) and record["header"]] == ["a"]
+    times = [row["times_us"] for row in measured if row["trace"] == "a"]
     engine = Elsewhere()
     assert run(engine, "--resume") == 0
     assert ALL - engine.cases == 3
@@ -384,11 +387,12 @@ def test_resume_refuses_rows_of_another_machine_kind(
     run(Elsewhere(cases))
     if cases == 5:
         # like a run that could not read the first trace before
-        (output.parent / "r.json.parts" / "000-a.json").unlink()
+        others = [line for line in kept(output) if '"trace": "a"' not in line]
+        journal_path(output).write_text("\n".join(others) + "\n")
     before = kept(output)
     capsys.readouterr()
     assert run(Elsewhere(kind="small"), "--resume") == 2
-    problem = f"{output}.parts contains rows measured on another kind of machine (big) than the present one (small)"
+    problem = f"{output}.journal contains rows measured on another kind of machine (big) than the present one (small)"
     hint = "continue with --machine-kind on such machines, or start again with --force"
     assert capsys.readouterr().err.endswith(f"opreplay: error: {problem}: {hint}\n")
     assert (kept(output), output.exists()) == (before, False)
