@@ -75,7 +75,6 @@ def server() -> Iterator[Path]:
         yield folder
 
 
-@pytest.mark.slow
 def test_steps_of_running_threads_are_recorded_completely_and_hooks_removed(server: Path) -> None:
     with running(server, *on_demand("--", "server.py")) as process:
         listed = ask(server, "list")

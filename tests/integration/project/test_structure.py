@@ -219,7 +219,6 @@ def wordings(text: str) -> Iterator[tuple[str, str]]:
             yield found[0], hint
 
 
-@pytest.mark.slow
 def test_texts_contain_no_confusing_wordings_or_fragments() -> None:
     problems = []
     for file, line, text, is_docstring in texts():
