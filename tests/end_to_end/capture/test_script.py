@@ -299,7 +299,6 @@ print(sorted(set(sys.modules) - before), sorted(a for a, b in rounds)[100] < 20 
 
 @pytest.fixture
 def site_folder(tmp_path: Path) -> Path:
-    """Create a folder with the start-up file, which Python uses as a site folder."""
     folder = tmp_path / "site"
     folder.mkdir()
     (folder / "opgrip_autostart.pth").write_text(LINE, encoding="utf-8")

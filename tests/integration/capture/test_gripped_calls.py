@@ -38,7 +38,6 @@ CLASSES = vars(gripping)
 
 
 def kept(*args: Any, results: Any = None, **kwargs: Any) -> Gripped:
-    """Return a function with its only call."""
     call = GrippedCall(args, kwargs, results, None, None, 0, 0, 1)
     return Gripped(gripping.scaled, None, "scaled", "scaled", frozenset(), (call,))
 
@@ -278,7 +277,6 @@ def rows(trace: Trace) -> list[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def traces(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trace, Trace]:
-    """Return traces of the same step without and with gripped functions."""
     folder = tmp_path_factory.mktemp("traces")
     plain, expected = captured(folder / "plain.jsonl")
     gripped, result = captured(folder / "gripped.jsonl", "gripping:*")

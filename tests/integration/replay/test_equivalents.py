@@ -344,7 +344,6 @@ SMALL = ("aten.add*", "aten.cat*", "aten.embedding*", "*cudnn_attention*")
 
 @pytest.fixture
 def kept(tmp_path: Path) -> Path:
-    """Return a folder with the files of the GPU."""
     with zipfile.ZipFile(KEPT) as archive:
         for name in ("clocks-kernels.jsonl", "bert.jsonl", "replay-llama.json", "graph-llama.json"):
             archive.extract(name, tmp_path)

@@ -221,7 +221,6 @@ RELU = "aten.relu.default"
 
 
 def backward_rows(target: str) -> dict[str, Result]:
-    """Return the backward row of each operator, prepared but not timed."""
     plan = RunRequest(timing=TimingOptions(backward=True), effort=Effort(warmup=0))
     loaded = load_workload(replace(plan, trace=str(target)))
     rows = [row for case in loaded.cases for _, row, _ in prepare(case, loaded)]

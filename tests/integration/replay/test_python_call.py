@@ -300,7 +300,6 @@ ELEMENTS = 1 << 23
 
 @pytest.fixture(scope="module")
 def workload(tmp_path_factory: pytest.TempPathFactory) -> Workload:
-    """Return the calls of a program that write into large arguments."""
     path = tmp_path_factory.mktemp("memory") / "writes.jsonl"
     tensors = [torch.rand(ELEMENTS) for _ in range(5)]
     with Capture(path), torch.no_grad():
@@ -338,7 +337,6 @@ FEW = {"iterations": 3, "warmup": 0}
 
 
 def sigmoid_gelu(x: Tensor) -> Tensor:
-    """Return the same function computed by another formula."""
     return x * (1 + torch.erf(x / 2**0.5)) / 2
 
 

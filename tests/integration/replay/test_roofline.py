@@ -203,7 +203,6 @@ def test_drawing_has_a_dot_per_case_peaks_and_operator_names() -> None:
 
 @pytest.fixture
 def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Return the environment of a machine that was measured before."""
     monkeypatch.setenv("OPGRIP_CACHE", str(tmp_path / "cache"))
     keep(CEILINGS, "cpu")
     return dict(os.environ)

@@ -109,7 +109,6 @@ def rows(cases: Sequence[Case], settings: Workload = SETTINGS) -> dict[str, Resu
 
 
 def block_of(folder: Path, block: nn.Module, *shape: int) -> tuple[Case, Tensor]:
-    """Return the subgraph case of a block, and the block's output."""
     torch.manual_seed(0)
     model, x = Named(block.eval()), torch.randn(shape)
     given: list[Tensor] = []

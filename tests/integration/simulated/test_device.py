@@ -10,7 +10,6 @@ LONG_US = 200_000.0
 
 
 def start_long_write(device: str = "sim:0") -> torch.Tensor:
-    """Return a tensor that the current stream takes long to write."""
     torch.sim.set_duration("aten::sin", LONG_US)
     return torch.ones(4, device=device).sin()
 

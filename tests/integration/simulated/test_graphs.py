@@ -249,7 +249,6 @@ WIDTH = 512
 
 
 def capture_training(path: Path) -> Trace:
-    """Capture a step that changes all of its weights and their state."""
     model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(12))).to("sim")
     optimizer = torch.optim.Adam(model.parameters(), fused=False, foreach=False)
     rows = torch.rand(8, WIDTH, device="sim")

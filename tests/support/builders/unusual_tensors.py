@@ -9,7 +9,6 @@ Made = Callable[[], torch.Tensor]
 
 
 def thin(*shape: int) -> torch.Tensor:
-    """Return a tensor of mostly zeros, with long and empty rows."""
     generator = torch.Generator().manual_seed(0)
     values = torch.randn(shape, generator=generator)
     dense = torch.rand(shape, generator=generator) ** 2
@@ -17,7 +16,6 @@ def thin(*shape: int) -> torch.Tensor:
 
 
 def blocks() -> torch.Tensor:
-    """Return a 40 x 60 matrix with three blocks of 4 x 3."""
     matrix = torch.zeros(40, 60)
     matrix[4:8, 3:6], matrix[20:24, 9:12], matrix[20:24, 57:60] = 1, 2, 3
     return matrix

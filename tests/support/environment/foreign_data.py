@@ -39,7 +39,6 @@ def write_as(name: str, trace: Trace, path: Path) -> Losses:
 
 
 def results_of(trace: Trace) -> Iterator[tuple[Signature, Any]]:
-    """Yield each signature and the results of its operator for generated arguments."""
     for signature in trace.signatures:
         args, kwargs = Inputs(signature.args, signature.kwargs, trace.values, device_map("cpu", "cpu"), 0).make()
         yield signature, operator_of(signature)(*args, **kwargs)

@@ -10,7 +10,6 @@ FAILS = 999_999  # Budget with which the analysis in planted_parts.py fails.
 
 
 def with_package(site: Path, groups: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a command with an additional package installed."""
     information = site / "planted-1.0.dist-info"
     information.mkdir(parents=True)
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: planted\nVersion: 1.0\n")

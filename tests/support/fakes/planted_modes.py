@@ -106,8 +106,6 @@ def raises(task: Task) -> Program:
 
 @mode("planted-forgets")
 def forgets(task: Task) -> Program:
-    """Return a program that writes into a copy of its first argument."""
-
     def function(first: Any, *args: Any, **kwargs: Any) -> Any:
         return task.function(first.clone() if isinstance(first, torch.Tensor) else first, *args, **kwargs)
 

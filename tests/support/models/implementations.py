@@ -64,7 +64,6 @@ def compare_with(
 
 
 def jax_results(function: Function, arguments: tuple[Any, ...]) -> Any:
-    """Return a JAX function's results for torch arguments, as tensors."""
     import jax
 
     # 64-bit integers, as in torch

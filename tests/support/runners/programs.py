@@ -123,7 +123,6 @@ def wait_for(event: Callable[[], bool], process: subprocess.Popen[Any], seconds:
 
 
 def flat_tensors(value: Any) -> Iterator[torch.Tensor]:
-    """Yield all tensors in a model's output, including detections of OpenMMLab."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, Mapping):
@@ -152,7 +151,6 @@ class TinyNet(nn.Module):
 
 
 def captured(folder: Path, program: Callable[[], Any], name: str = "t.jsonl", **options: Any) -> Trace:
-    """Return the trace of a program, which is captured into the file `name`."""
     with Capture(folder / name, force=True, **options):
         program()
     return load(folder / name, partial=False)

@@ -275,7 +275,6 @@ def test_nested_functions_are_gripped_when_they_are_created(name: str) -> None:
 
 
 def other_names() -> ModuleType:
-    """Return a module that imports functions under other names."""
     module = ModuleType("other_names")
     module.alias = gripping.scaled  # type: ignore[attr-defined]
 

@@ -124,7 +124,6 @@ def reference(function: Any, *args: Any, mutates: bool = False, **kwargs: Any) -
 
 
 def checked(function: Any, *args: Any, met: Any, mutates: bool = False, **kwargs: Any) -> ResultVerdict:
-    """Return the verdict on results `met`, or on the results of another function."""
     if callable(met):
         met = observe(met, made(*args, **kwargs)(), mutates)
     elif not isinstance(met, RunOutputs):
@@ -448,7 +447,6 @@ SCHEMAS = [schema for schema in torch._C._jit_get_all_schemas() if schema.name.s
 
 
 def attention_operators() -> list[torch._ops.OpOverload]:
-    """Return the operators that return the state of a random generator."""
     found = [schema for schema in SCHEMAS if {item.name for item in schema.returns} & GENERATOR_OUTPUTS]
     return [getattr(getattr(aten, schema.name[6:]), schema.overload_name or "default") for schema in found]
 

@@ -74,7 +74,6 @@ class Worker:
 
     @property
     def describe(self) -> SimpleNamespace:
-        """Return the worker itself, as the result of a remote call."""
         return SimpleNamespace(remote=lambda device, versions: self)
 
     @property

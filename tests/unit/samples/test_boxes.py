@@ -88,7 +88,6 @@ def shifted(boxes: Tensor, groups: Tensor, class_agnostic: bool = False) -> Tens
 
 
 def some(*counts: int) -> Arguments:
-    """Return boxes that overlap; the first ones require gradients."""
     gradient = all(counts)
     return lambda: tuple(
         Draw(count).boxes(count, (200.0, 300.0), grad=gradient and index == 0) for index, count in enumerate(counts)

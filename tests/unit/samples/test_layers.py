@@ -67,7 +67,6 @@ def multi_scale_deformable_attention(*arguments: Tensor) -> Tensor:
 
 
 def window_partition_attention_mask(features: Tensor, window: int, shift: int) -> Tensor:
-    """Return the mask that a block of MMDetection's Swin passes to its attention."""
     block = optional("mmdet.models.backbones.swin").ShiftWindowMSA(features.shape[3], 1, window, shift)
     masks: list[Tensor] = []
     block.w_msa.register_forward_pre_hook(lambda _, inputs, named: masks.append(named["mask"]), with_kwargs=True)

@@ -235,7 +235,6 @@ MODULES = pytest.mark.parametrize(
 
 
 def load_without_places(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """Return a second copy of a module, loaded as if torch lacked all private APIs."""
     monkeypatch.setattr(private_places, "_at", lambda name: None)
     spec = importlib.util.spec_from_file_location(f"{module.__name__}_bare", str(module.__file__))
     assert spec is not None

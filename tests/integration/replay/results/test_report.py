@@ -31,7 +31,6 @@ EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)><a href='h
 
 @pytest.fixture(scope="module")
 def report(detector_trace: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a report of two runs of a detector's trace, one of them in two modes."""
     folder = tmp_path_factory.mktemp("report")
     words = ("--top", "40", "--iterations", "3", "--cache", "warm")
     for name, more in {"one": ("--mode", "eager,jit"), "two": ()}.items():

@@ -34,7 +34,6 @@ from opgrip.traces import Trace
 
 
 def case_of(number: int, eager: Sequence[float], jit: Sequence[float], **cells: Any) -> list[Result]:
-    """Return a case's rows under two modes, with percentiles of paired runs."""
     paired = dict(zip(("ratio_p10", "ratio_p50", "ratio_p90"), (1.9, 2.0, 2.1), strict=True))
     rows = [make_row(number, eager), make_row(number, jit, mode="jit", **(paired | cells))]
     return with_ratios(rows, "eager")
@@ -199,7 +198,6 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def results_of(trace: Trace) -> Results:
-    """Return results in which each case takes as long as in the program."""
     rows = expected_rows(make_cases(trace, Selection()), settings_of())
     return Results([replace(row, median_us=row.captured_us, p10_us=0.0, p90_us=0.0) for row in rows], HEADER)
 
@@ -217,7 +215,6 @@ def page_shares(results: Results, place: int, cell: str) -> dict[str, float]:
 
 
 def summed(trace: Trace, column: str) -> dict[str, float]:
-    """Return the shares of time that `opgrip trace info` shows."""
     table = trace.summary(column)
     return dict(zip(table[column].fillna("").astype(str), table["share"], strict=True))
 

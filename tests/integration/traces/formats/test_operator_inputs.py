@@ -523,7 +523,6 @@ torch.ones(2, requires_grad=True).sum().backward()
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with a program, and the trace that it left in another folder."""
     folder = tmp_path_factory.mktemp("custom")
     package = folder / "my programs" / "mypackage"
     (package / "deep").mkdir(parents=True)

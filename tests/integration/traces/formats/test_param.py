@@ -189,8 +189,6 @@ def test_all_operators_of_real_files_become_cases(path: Path, tmp_path: Path) ->
 
 
 def plain(signature: Signature) -> str:
-    """Return a signature as text, limited to what the format expresses."""
-
     def told(leaf: Any) -> Any:
         if not isinstance(leaf, TensorSpec):
             return leaf

@@ -302,8 +302,6 @@ def outcome(base: Results, new: Results, condition: str = "slower<=5%") -> Outco
 
 
 def scaled(run: Results, factor: float, only: int | None = None) -> Results:
-    """Return the run with its times, or the times of one case, multiplied."""
-
     def change(row: Result) -> Result:
         if only is not None and row.case != only:
             return row

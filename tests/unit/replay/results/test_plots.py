@@ -47,7 +47,6 @@ def row(number: int, us: float, **cells: Any) -> Result:
 
 
 def results(**header: Any) -> Results:
-    """Return results of eight cases, each under two modes, with one and two threads."""
     rows = [
         row(number, 5.0 * 2**number * factor / threads**0.7, mode=mode, threads=threads)
         for number in range(8)
@@ -222,7 +221,6 @@ def test_history_plot_sorts_runs_by_time() -> None:
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
-    """Return a folder with two files of results."""
     results().save(tmp_path / "one.json")
     replace(results(), rows=[row(0, 5.0)], header={"trace": "x"}).save(tmp_path / "plain.json")
     return tmp_path

@@ -365,7 +365,6 @@ HERE = {"machine": "vm", "processor": "a slow processor", "threads": 2}
 
 
 def zoo_of(row_device: str = "cpu", **about: Any) -> Results:
-    """Return results with a case of each of two traces, on a device."""
     rows: list[Result] = []
     for number, name in enumerate(NAMES):
         row = replace(make_row(number, [10.0]), device=row_device)
@@ -374,7 +373,6 @@ def zoo_of(row_device: str = "cpu", **about: Any) -> Results:
 
 
 def distilled(times_us: tuple[float, float] = (10.0, 100.0), trace_hash: str = "abc", **cells: Any) -> Results:
-    """Return a replay of two cases: one trace contains the first, the other both."""
     rows = [make_row(number, [us], **cells) for number, us in enumerate(times_us)]
     keys = [row.key for row in rows]
     traces = {"a.predict": {"model": "a", "cases": [0], "us": [5.0]}}
