@@ -25,7 +25,7 @@ from opgrip.capture.torch_compat.compiler_private import (
     stance_here,
 )
 from opgrip.capture.torch_compat.torch_private import innermost_mode
-from opgrip.traces.schema.records import COMPILED
+from opgrip.traces.schema.records import COMPILED, TRACED
 
 _COMPILER, _REGIONS = "torch._dynamo", "torch._inductor.output_code"
 _KERNEL = re.compile(r"^(\w+) = async_compile\.\w+\(|\b(extern_kernels\.\w+|torch\.ops(?:\.\w+)+)\(", re.MULTILINE)
@@ -104,7 +104,7 @@ class TracingWatch:
                     mode.__exit__(None, None, None)
                     modes.append(mode)
                 if modes and not self._recorder.threads.idle:
-                    self._recorder.lost.count("torch.jit.trace", "a capture would change the traced graph")
+                    self._recorder.lost.count("torch.jit.trace", TRACED)
                 return original(*args, **kwargs)
             finally:
                 for mode in reversed(modes):

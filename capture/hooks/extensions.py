@@ -24,7 +24,7 @@ from opgrip.capture.torch_compat.compiler_private import is_higher_order
 from opgrip.traces.schema.arguments import Opaque
 from opgrip.traces.schema.operator_arguments import TYPES, launch_keywords
 from opgrip.traces.schema.python_objects import NamedSpec
-from opgrip.traces.schema.records import EXTENSION
+from opgrip.traces.schema.records import EXTENSION, TRIED
 
 _FUNCTION_POINTER: type = type(ctypes.pythonapi.Py_IsInitialized).__mro__[1]
 
@@ -157,7 +157,6 @@ def _is_compiled_function(value: Any) -> bool:
 # classes of kernels whose `run` method launches the kernel, by module
 LAUNCHING = {"triton.runtime.jit": ("JITFunction",), "triton.runtime.interpreter": ("InterpretedFunction",)}
 TUNING = {"triton.runtime.autotuner": ("Autotuner",)}  # classes whose `_bench` method tries a configuration, by module
-TRIED = "launched by Triton's autotuner, to try a configuration"
 
 _PLAIN = (bool, int, float, str, type(None))
 _DTYPES = {name: dtype for dtype, name in TYPES.items()}

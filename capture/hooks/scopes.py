@@ -25,7 +25,7 @@ from opgrip.capture.recording.thread_mode import ThreadMode
 from opgrip.capture.torch_compat.compiler_private import hide_from_compiler
 from opgrip.capture.torch_compat.torch_private import HAS_FAST_LABELS
 from opgrip.errors import is_from_program
-from opgrip.traces.schema.records import HIGHER_ORDER
+from opgrip.traces.schema.records import HIGHER_ORDER, UNSEEN_RPC, UNSEEN_THREAD
 from opgrip.traces.table.profiler_labels import MARK_ENTER, MARK_EXIT
 
 
@@ -253,7 +253,7 @@ class ThreadWatch(ModuleWatch):
     def __exit__(self, *ignored: object) -> None:
         super().__exit__()
         if getattr(sys.modules.get("torch.distributed.rpc"), "_init_counter", 0):
-            self.recorder.lost.dropped[UNSEEN_RPC] += 0
+            self.recorder.lost.dropped[REQUESTED, UNSEEN_RPC] += 0
         for mode in tuple(self.recorder.threads.all):
             # it called modules
             if not mode.was_entered:
@@ -302,6 +302,4 @@ class ThreadWatch(ModuleWatch):
 
 
 _RPC = "torch.distributed.rpc.internal"
-# calls that are lost in an unknown number
-UNSEEN_THREAD = "operators of a thread that started before the recording are not seen"
-UNSEEN_RPC = ("operators and backward passes requested by RPC", "run by threads of C++, where they cannot be counted")
+REQUESTED = "operators and backward passes requested by RPC"

@@ -24,7 +24,7 @@ from opgrip.capture.signatures.signatures import describe_call
 from opgrip.capture.torch_compat.torch_private import without_functions, without_modes
 from opgrip.errors import one_line, raise_if_from_program
 from opgrip.traces.schema.arguments import TensorSpec, map_leaves, numbers_of, tensors, with_numbers
-from opgrip.traces.schema.records import Record, Signature, Values
+from opgrip.traces.schema.records import NO_COPIES_IN_GRAPHS, NO_SPACE, Record, Signature, Values
 from opgrip.traces.values import ValueModel, depends_on_values, fit_argument, has_needs, is_refined, refine_model
 from opgrip.traces.values.model import sample
 
@@ -36,8 +36,6 @@ MOST_ELEMENTS = 1 << 18
 MOST_BYTES = 256 << 20
 # maximum number of bytes, and of copies, that are transferred to the host together
 TRANSFER_BYTES, TRANSFER_COPIES = 16 << 20, 256
-NO_SPACE = "no space for a copy of its values on the device"
-NO_COPIES_IN_GRAPHS = "called only while a graph was captured"
 
 EMPTY = torch.empty(0)
 

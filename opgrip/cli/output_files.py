@@ -16,6 +16,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
+from select import select
+from time import monotonic
 from typing import IO, TYPE_CHECKING, Any, Protocol, cast
 
 from opgrip.cli.command import printable
@@ -37,6 +39,7 @@ def unquoted(text: str) -> str:
     return text[1:] if text.startswith("'") and _FORMULA.match(text) else text
 
 
+PIPE_S = 30  # seconds in which a pipe must end
 _parts = count()
 
 
@@ -306,6 +309,22 @@ def open_input(path: Path) -> IO[bytes]:
         raise UserError(f"{path} is {kind}", "name a file, because the data is read more than once")
     # a file of the kernel, such as /proc/kmsg, would wait for data
     return open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
+
+
+def read_secret(path: Path, most_bytes: int) -> bytes:
+    """Return the first bytes of a file, or of a pipe such as `<(pass show salt)`."""
+    if not path.is_fifo():
+        with open_input(path) as file:
+            return file.read(most_bytes)
+    content, ends = b"", monotonic() + PIPE_S
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb", 0) as pipe:
+        while len(content) < most_bytes:
+            if not select([pipe], [], [], max(ends - monotonic(), 0))[0]:
+                raise UserError(f"{path} did not end within {PIPE_S} s", "name a file")
+            if not (part := pipe.read(most_bytes - len(content))):
+                break
+            content += part
+    return content
 
 
 def read_input(path: Path, most_bytes: int, hint: str) -> bytes:

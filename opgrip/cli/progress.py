@@ -164,7 +164,10 @@ def has_widgets() -> bool:
 
 class QuietReporter(Reporter):
     def say(self, text: str) -> None:
-        warnings.warn(text, stacklevel=3)
+        caller, level = sys._getframe(1), 2
+        while caller.f_back is not None and caller.f_globals.get("__name__", "").startswith("opgrip."):
+            caller, level = caller.f_back, level + 1
+        warnings.warn(text, stacklevel=level)
 
     def begin(self, text: str) -> None: ...
 

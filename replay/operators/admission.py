@@ -9,6 +9,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cache
@@ -59,11 +60,12 @@ def import_trusted(name: str) -> ModuleType:
 
 def _import_file(path: str) -> ModuleType:
     name = module_of(path)
-    loaded = sys.modules.get(name)
-    if loaded is not None and getattr(loaded, "__file__", None) == path:
-        return loaded
+    if getattr(loaded := sys.modules.get(name), "__file__", None) != path and loaded is not None:
+        # such as a file that is named like a module of Python; the name of a library must not change
+        name = f"{zlib.crc32(path.encode()):08x}.{name}"
+        loaded = sys.modules.get(name)
     if loaded is not None:
-        raise ImportError(f"another module has the name {name}: {getattr(loaded, '__file__', 'a part of Python')}")
+        return loaded
     if not os.path.isfile(path):
         raise ImportError(f"{path} does not exist")
     # the file may import its neighbours, also later

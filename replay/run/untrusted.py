@@ -8,7 +8,6 @@ import os
 import secrets
 import signal
 import sys
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -36,7 +35,7 @@ from opgrip.replay.operators.lookup import Operator, Unsupported
 from opgrip.replay.operators.memory import CallMemory, Function, tensors_in
 from opgrip.replay.run.checks.reference import DRAWN_ONCE, Reference
 from opgrip.replay.run.checks.verdicts import ResultVerdict, WrongResultError, wrong
-from opgrip.replay.run.untrusted_process import HELD
+from opgrip.replay.run.untrusted_process import Held
 from opgrip.replay.run.workload import Workload
 from opgrip.replay.timing.caches import MemoryUse
 from opgrip.replay.timing.stopwatch import Stopwatch
@@ -100,13 +99,11 @@ class UntrustedProcess:
         self._stopped: list[_Thread] = []
         self.took_ns = 0
         # addresses and sizes of results of the runs before the latest one, and of that one
-        self.earlier: deque[Sequence[Any]] = deque(maxlen=HELD)
+        self.earlier = Held()
         self.latest: Sequence[Any] = ()
 
     def ask(self, message: Mapping[str, Any]) -> Any:
-        """Resume the stopped process, send it a message, wait for the answer, and stop the process with all that it
-        started.
-        """
+        """Send the stopped process a message; stop it, with all that it started, after its answer."""
         if self._mem < 0:
             self._begin()
         # a timer of the system, or another process, can let it continue
@@ -348,7 +345,7 @@ class UntrustedCall:
             "signature": to_json(self.signature) if self.candidate is None else None,
             "settings": {**self.settings, "grad": torch.is_grad_enabled()},
         }
-        process.earlier.append(process.latest)
+        process.earlier.add(process.latest, sum(item[1] for item in process.latest if isinstance(item, list)))
         process.latest = []
         process.ask(request)
         for offset, storage in self._places:
@@ -376,7 +373,7 @@ class UntrustedCall:
             if offset is not None:
                 storages.append(self._places[[place for place, _ in self._places].index(offset)][1])
                 continue
-            if size and any(item in earlier for earlier in process.earlier):
+            if size and any(item in earlier for earlier, _ in process.earlier):
                 raise WrongResultError("it returns the memory of an earlier result")
             if address not in own:
                 own[address] = process.read(address, size).untyped_storage()

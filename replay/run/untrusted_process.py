@@ -46,7 +46,8 @@ CRITICAL = {
     "torch.DEVICE.Event": "record elapsed_time synchronize query wait",
 }
 LONGEST = 200
-HELD = 4  # number of earlier runs whose results are kept
+# largest number, and of several the largest number of bytes, of earlier runs whose results are kept
+HELD, HELD_BYTES = 4, 1 << 28
 PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -63,6 +64,15 @@ def critical_functions(device: str) -> dict[str, Any]:
     return functions
 
 
+class Held(deque[tuple[Sequence[Any], int]]):
+    """The results of the latest runs before the last one, with their bytes."""
+
+    def add(self, results: Sequence[Any], size: int) -> None:
+        self.append((results, size))
+        while len(self) > HELD or (len(self) > 1 and sum(size for _, size in self) > HELD_BYTES):
+            self.popleft()
+
+
 class CallProcess:
     def __init__(
         self, candidate: Function | None, shared: int, device: str, before: dict[str, Any], extensions: Sequence[str]
@@ -74,13 +84,13 @@ class CallProcess:
         self._storages: list[torch.UntypedStorage] = []
         self._arguments: Arguments = ((), {})
         self._results: list[tuple[Any, torch.UntypedStorage | None]] = []
-        self._held: deque[Any] = deque(maxlen=HELD)
+        self._held = Held()
         self._places: list[Any] = []
         self._stack = ExitStack()
 
     def make(self, **request: Any) -> dict[str, Any]:
         # a new result must not get the memory of those before, which a program may still use
-        self._held.append(self._results)
+        self._held.add(self._results, sum(memory.nbytes() for _, memory in self._results if memory is not None))
         self._results = []
         self._arguments, self._storages = ((), {}), []
         self._stack.close()

@@ -68,6 +68,16 @@ HIGHER_ORDER = "torch.ops.higher_order:"
 
 # reasons why calls compute nothing
 ON_META, ON_FAKE, IN_GRAPH = "on meta tensors", "on fake tensors", "on constants in graphs of TorchScript"
+# reasons why a capture has no calls, the first two in an unknown number, or no values
+UNSEEN_THREAD = "operators of a thread that started before the recording are not seen"
+UNSEEN_RPC = "run by threads of C++, where they cannot be counted"
+TRACED = "a capture would change the traced graph"
+TRIED = "launched by Triton's autotuner, to try a configuration"
+NO_SPACE = "no space for a copy of its values on the device"
+NO_COPIES_IN_GRAPHS = "called only while a graph was captured"
+OWN_REASONS = frozenset(
+    (ON_META, ON_FAKE, IN_GRAPH, UNSEEN_THREAD, UNSEEN_RPC, TRACED, TRIED, NO_SPACE, NO_COPIES_IN_GRAPHS)
+)
 
 NO_STORAGE = -1  # storage number of a tensor without a storage
 

@@ -41,6 +41,12 @@ def results(tiny_trace: Path) -> Results:
     return replay(tiny_trace, mode=["eager", "jit"], op=OPS, **FAST)
 
 
+def test_notes_of_a_replay_are_warnings_at_the_line_that_called_it(tiny_trace: Path) -> None:
+    with pytest.warns(UserWarning, match="no such module is installed") as notes:
+        replay(tiny_trace, op=OPS[:1], extension=["no_such_module"], **FAST)
+    assert notes[0].filename == __file__
+
+
 def test_replay_function_and_opreplay_return_the_same_rows(results: Results, tiny_trace: Path, tmp_path: Path) -> None:
     options = ("--mode", "eager,jit", "--op", OPS[0], "--op", OPS[1], "--iterations", 1, "--warmup", 0)
     succeed("opreplay", tiny_trace, *options, "-o", tmp_path / "r.json")

@@ -16,7 +16,7 @@ from programs import run_python
 from torch import distributed
 
 from opgrip.capture import Capture
-from opgrip.capture.hooks.scopes import UNSEEN_RPC, UNSEEN_THREAD
+from opgrip.capture.hooks.scopes import REQUESTED
 from opgrip.capture.torch_compat.torch_private import private_places
 from opgrip.replay.cases.flow import FlowingCall, ProgramFlow
 from opgrip.replay.operators.lookup import Unsupported
@@ -30,7 +30,7 @@ from opgrip.traces.analysis.merge import merge
 from opgrip.traces.analysis.ranks.collectives import bus_factor, size_of
 from opgrip.traces.codec.call_blocks import Integers
 from opgrip.traces.schema.arguments import GroupSpec, Opaque, ReductionSpec, TensorSpec
-from opgrip.traces.schema.records import OPERATOR, Signature
+from opgrip.traces.schema.records import OPERATOR, UNSEEN_RPC, UNSEEN_THREAD, Signature
 from opgrip.traces.table.trace import is_made
 
 PAIR = GroupSpec("0", "gloo", (0, 1), 0)
@@ -368,5 +368,5 @@ def test_functions_run_by_rpc_are_recorded_and_other_calls_named(tmp_path: Path)
     assert trace.calls["op"][trace.calls["thread"] == "rpc"].tolist() == ["aten.sin.default"]
     assert "aten.cos.default" not in set(trace.calls["op"])
     assert trace.end is not None
-    assert [(item.op, item.count) for item in trace.end.dropped] == [UNSEEN_RPC[:1] + (0,)]
-    assert ("dropped", ": ".join(UNSEEN_RPC)) in facts(trace)
+    assert [(item.op, item.count) for item in trace.end.dropped] == [(REQUESTED, 0)]
+    assert ("dropped", f"{REQUESTED}: {UNSEEN_RPC}") in facts(trace)

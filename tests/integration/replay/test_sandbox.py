@@ -486,8 +486,9 @@ def test_candidates_of_samples_are_judged(tmp_path: Path, is_honest: bool) -> No
     returned = "found" if is_honest else "found.roll(1)"
     lines = ["from opgrip.samples.coders.delta2bbox import delta2bbox", "", "", "def mine(*args, **kwargs):"]
     lines += ["    found = delta2bbox(*args, **kwargs)", f"    return {returned}", ""]
-    (tmp_path / "mine.py").write_text("\n".join(lines), encoding="utf-8")
-    candidate = {"sample:delta2bbox": f"{tmp_path / 'mine.py'}:mine"}
+    # also a module of Python
+    (tmp_path / "json.py").write_text("\n".join(lines), encoding="utf-8")
+    candidate = {"sample:delta2bbox": f"{tmp_path / 'json.py'}:mine"}
     results = judge(candidate, "sample:delta2bbox", untrusted=True, iterations=3)
     assert results.is_right == is_honest, str(results)
 

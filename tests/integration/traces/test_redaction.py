@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import is_dataclass
 from pathlib import Path
+from subprocess import Popen
 from typing import Any
 
 import pytest
@@ -33,6 +34,8 @@ from opgrip.traces.schema.arguments import GeneratorSpec, GroupSpec, Opaque, Red
 from opgrip.traces.schema.privacy import DROPPED, HEADER_FIELDS, Privacy, privacy_of
 from opgrip.traces.schema.python_objects import ModuleSpec, NamedSpec, ObjectSpec
 from opgrip.traces.schema.records import (
+    OWN_REASONS,
+    UNSEEN_THREAD,
     Context,
     Dropped,
     Effects,
@@ -298,7 +301,7 @@ def test_redacted_trace_is_valid_and_has_the_same_calls(tiny_trace: Path, tmp_pa
     assert {"Conv2d", "Linear"} <= {scope.module_type for scope in redacted.scopes}
 
 
-def test_traces_of_one_salt_have_the_same_names(tmp_path: Path) -> None:
+def test_traces_of_one_salt_have_the_same_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = write(tmp_path / "a.jsonl")
     salt = salt_of(tmp_path / "salt")
     assert salt_of(tmp_path / "salt") == salt
@@ -312,8 +315,17 @@ def test_traces_of_one_salt_have_the_same_names(tmp_path: Path) -> None:
         with pytest.raises(UserError, match="contains no salt"):
             salt_of(tmp_path / "weak")
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(UserError, match="is a pipe"):
+    with Popen(["sh", "-c", f"{{ cat '{tmp_path}/salt'; sleep 0.1; printf more; }} > '{tmp_path}/pipe'"]):
+        assert salt_of(tmp_path / "pipe") == salt + b"more"
+    monkeypatch.setattr("opgrip.cli.output_files.PIPE_S", 0.1)
+    with pytest.raises(UserError, match="pipe did not end within"):
         salt_of(tmp_path / "pipe")
+
+
+def test_reasons_of_the_capture_itself_are_kept() -> None:
+    names = NameHasher(Policy())
+    assert [names.reason(text) for text in sorted(OWN_REASONS)] == sorted(OWN_REASONS)
+    assert names.reason(f"{UNSEEN_THREAD} by Ann") != f"{UNSEEN_THREAD} by Ann"
 
 
 def test_every_byte_of_the_salt_counts() -> None:

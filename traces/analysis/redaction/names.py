@@ -14,7 +14,7 @@ import torch
 
 from opgrip.traces.analysis.redaction.policy import FILES, FUNCTIONS, LABELS, MODULES, SCALARS, Policy
 from opgrip.traces.schema.python_objects import PACKERS
-from opgrip.traces.schema.records import FUNCTION, HIGHER_ORDER, IN_GRAPH, ON_FAKE, ON_META, PHASES, is_graph_launch
+from opgrip.traces.schema.records import FUNCTION, HIGHER_ORDER, OWN_REASONS, PHASES, is_graph_launch
 from opgrip.traces.schema.tensor_specs import DTYPES, LAYOUTS, MEMORY_FORMATS, STORAGE
 from opgrip.traces.table.profiler_labels import STEP_LABEL
 
@@ -247,7 +247,7 @@ class NameHasher:
         return self.word(text)
 
     def reason(self, text: str) -> str:
-        if text in (ON_META, ON_FAKE, IN_GRAPH):
+        if text in OWN_REASONS:
             return text
         before, run_by, classes = text.partition("run by ")
         if run_by and not before:

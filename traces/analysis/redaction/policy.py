@@ -11,7 +11,7 @@ from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from opgrip.cli.output_files import cannot_be_written, open_input, partial_path, reason_of
+from opgrip.cli.output_files import cannot_be_written, partial_path, read_secret, reason_of
 from opgrip.errors import UserError
 
 # kinds of texts that `--keep` can keep: paths and classes of modules, functions, files and lines, labels of
@@ -68,8 +68,7 @@ def salt_of(path: Path) -> bytes:
 
 def _read_salt(path: Path) -> bytes:
     try:
-        with open_input(path) as file:
-            salt = file.read(64 * SALT_BYTES + 1)
+        salt = read_secret(path, 64 * SALT_BYTES + 1)
     except OSError as error:
         raise UserError(f"{path} cannot be read", reason_of(error)) from error
     if not SALT_BYTES <= len(salt) <= 64 * SALT_BYTES or len(set(salt)) < LEAST_DIFFERENT:
