@@ -133,6 +133,7 @@ OF_TORCH_ITSELF = frozenset(
     }
 )
 
+NOT_REVIEWED = "is private and was not reviewed: replay with --sandbox, or with --trust if you trust the trace"
 READS_OR_WRITES_FILES = frozenset({"from_file", "save", "load", "_save", "_load"})
 # namespaces of kernels in C++, which may trust their arguments
 KERNELS = frozenset({"aten", "quantized", "quantization", "torchvision"})
@@ -182,7 +183,7 @@ def refusal(function: Any, extensions: Collection[str] = ()) -> str | None:
     if not is_dispatched(function):
         return "is only for TorchScript"
     if ALL_OF_TORCH not in extensions and str(function) not in _reviewed() and is_private(function):
-        return "is private and was not reviewed: replay with --sandbox, or with --trust if you trust the trace"
+        return NOT_REVIEWED
     return None
 
 
@@ -319,6 +320,8 @@ def _find_function(name: str, extensions: Collection[str]) -> Callable[..., Any]
         return launcher(kernel, partial(_find_kernel, extensions=extensions))
     if not isinstance(thing, BuiltinFunctionType):
         raise Unsupported(f"{module_name} has no function {attribute}")
+    if module_name in TRUSTED_EXTENSIONS and ALL_OF_TORCH not in extensions and name not in _reviewed():
+        raise Unsupported(f"{name} {NOT_REVIEWED}")
     return thing
 
 

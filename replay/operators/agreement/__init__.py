@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from opgrip.replay.operators.admission import Unsupported
 from opgrip.replay.operators.agreement.indices import bounding, check_indices
-from opgrip.replay.operators.agreement.sizes import CHECKS, required_sizes
+from opgrip.replay.operators.agreement.sizes import CHECKS, named, required_sizes
 from opgrip.replay.operators.memory import Function, tensors_in
 from opgrip.replay.operators.torch_private import is_composite
 
@@ -22,21 +22,19 @@ REVIEWED = ((2, 6), (2, 13), (2, 15))  # versions of torch; those in between cou
 
 def check_agreement(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     """Raise `Unsupported` if sizes of a call's arguments do not match and the operator does not check this itself."""
-    schema = getattr(function, "_schema", None)
-    if schema is None:
-        return
-    outputs = " ".join(argument.name for argument in schema.arguments if argument.is_out)
-    rules = (*CHECKS.get(schema.name, ()), *([f"{outputs}: memory"] if outputs else ()))
+    (operator, names), schema = named(function), getattr(function, "_schema", None)
+    arguments = () if schema is None else schema.arguments
+    outputs = " ".join(argument.name for argument in arguments if argument.is_out)
+    rules = (*CHECKS.get(operator, ()), *([f"{outputs}: memory"] if outputs else ()))
     if not rules:
         return
-    names = (argument.name for argument in schema.arguments)
-    defaults = {argument.name: argument.default_value for argument in schema.arguments if argument.has_default_value()}
+    defaults = {argument.name: argument.default_value for argument in arguments if argument.has_default_value()}
     call = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
     # torch takes None for False
-    flags = (argument.name for argument in schema.arguments if argument.type.kind() == "BoolType")
+    flags = (argument.name for argument in arguments if argument.type.kind() == "BoolType")
     call |= {name: False for name in flags if call.get(name) is None}
     try:
-        for name, actual, expected in required_sizes(schema.name, call, rules):
+        for name, actual, expected in required_sizes(operator, call, rules):
             if actual != expected:
                 mismatch = f"`{name}` is false" if expected is True else f"{name} has {actual} instead of {expected}"
                 raise Unsupported(f"its sizes do not match: {mismatch}")
@@ -100,8 +98,8 @@ def check_graph(module: fx.GraphModule, args: tuple[Any, ...]) -> None:
 
 def checking_again(function: Function) -> Function:
     """Return a function that checks the arguments of `function` again whenever their sizes differ from those before."""
-    run, schema = bounding(function), getattr(function, "_schema", None)
-    if schema is None or not (schema.name in CHECKS or is_composite(function) or schema.is_mutable):
+    run, is_mutable = bounding(function), getattr(getattr(function, "_schema", None), "is_mutable", False)
+    if not (is_mutable or named(function)[0] in CHECKS or is_composite(function)):
         return run
     checked: list[object] = [None]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from math import prod
@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from opgrip.replay.operators.admission import Unsupported
-from opgrip.replay.operators.agreement.sizes import Call, expanded
-from opgrip.replay.operators.memory import Arguments, Function
+from opgrip.replay.operators.agreement.sizes import Call, expanded, named
+from opgrip.replay.operators.memory import Arguments, Function, tensors_in
 
 Bound: TypeAlias = Callable[[Tensor, Call], Tensor]  # function that returns the nearest valid values of an index
 
@@ -83,7 +83,7 @@ def _in_sizes(indices: Tensor, call: Call) -> Tensor:
 
 
 def _images(rois: Tensor, call: Call) -> Tensor:
-    images = next(iter(call.values())).shape[0] if "batch_size" not in call else call["batch_size"]
+    images = call["batch_size"] if "batch_size" in call else call.get("grad_input", call.get("input")).shape[0]
     # a coordinate that is not a number, or overflows, becomes any index, and the size of a table is a product of two
     most = min(1e4 / max(abs(call["spatial_scale"]), 1e-5), torch.finfo(rois.dtype).max)
     return torch.cat([_clamp(rois[:, :1].nan_to_num(), images - 1), rois[:, 1:].nan_to_num().clamp(-most, most)], 1)
@@ -165,7 +165,9 @@ _BOUNDS: Mapping[str, Mapping[str, Bound]] = {
     },
     "_convert_indices_from_coo_to_csr": {"self": _below(lambda call: call["size"])},
     "sparse_coo_tensor _sparse_coo_tensor_with_dims_and_tensors": {"indices": _in_sizes},
-    "torchvision::{,_}{roi_align,ps_roi_align,ps_roi_pool,roi_pool}": {"rois": _images},
+    "torchvision::{,_}{roi_align,ps_roi_align,ps_roi_pool,roi_pool} mmcv::roi_align_{forward,backward}": {
+        "rois": _images
+    },
     "torchvision::_{roi_align,roi_pool,ps_roi_align,ps_roi_pool}_backward": {
         "rois": _images,
         "argmax": lambda places, call: places.clamp(-1, call["height"] * call["width"] - 1),
@@ -179,12 +181,17 @@ BOUNDS = {operator: bounds for names, bounds in _BOUNDS.items() for operator in 
 class _Rules:
     names: tuple[str, ...]  # arguments of the operator in order
     bounds: Mapping[str, Bound]
+    written: Collection[str]  # arguments that it may write
 
     def bounded(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Tensor, Tensor]]:
         call = {**dict(zip(self.names, args, strict=False)), **kwargs}
         for name, bound in self.bounds.items():
             index = call.get(name)
             if isinstance(index, Tensor) and index.numel():
+                memory = index.untyped_storage()._cdata
+                outputs = tensors_in([call.get(written) for written in self.written if written != name])
+                if any(output.untyped_storage()._cdata == memory for output in outputs):
+                    raise ValueError(f"it may write into {name}")
                 yield name, index, bound(index, call).to(index.dtype)
 
     def replace(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], others: dict[str, Tensor]) -> Arguments:
@@ -193,10 +200,12 @@ class _Rules:
 
 
 def _rules_of(function: Any) -> _Rules | None:
-    schema = getattr(function, "_schema", None)
-    if schema is None or schema.name not in BOUNDS:
+    operator, names = named(function)
+    if operator not in BOUNDS:
         return None
-    return _Rules(tuple(argument.name for argument in schema.arguments), BOUNDS[schema.name])
+    arguments = function._schema.arguments if hasattr(function, "_schema") else ()
+    written = [argument.name for argument in arguments if argument.alias_info and argument.alias_info.is_write]
+    return _Rules(names, BOUNDS[operator], written if arguments else names)
 
 
 def _valid_indices(rules: _Rules, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[str, Tensor, Tensor]]:

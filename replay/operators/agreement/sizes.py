@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from opgrip.replay.operators.admission import MMCV
 from opgrip.traces.schema.arguments import TensorSpec
 
 Call: TypeAlias = Mapping[str, Any]  # arguments of a call by name: tensors, or their specs
@@ -218,7 +219,34 @@ _nested_compute_contiguous_strides_offsets
     # they divide the rows of a weight among the gates, and do not check the number of rows
     0 < num_layers <= len(params); params: like recurrent_weights(call)
     batch = shape_of(input)[not batch_first] when input is not None; hx: num_layers*(1+bidirectional) batch _
-torchvision::{,_}{roi_align,roi_pool,ps_roi_align,ps_roi_pool}{,_backward}
+mmcv::nms
+    boxes: count 4; scores: count
+mmcv::roi_align_{forward,backward}
+    input grad_input: _ channels height width; output grad_output: boxes channels aligned_height aligned_width
+    argmax_y argmax_x: boxes channels aligned_height aligned_width when pool_mode == 0
+    maps = input if grad_input is None else grad_input; regions = output if grad_output is None else grad_output
+    max(elements(maps), elements(regions)) < 2**31
+    input rois output argmax_y argmax_x grad_input: memory
+    pooled_height = aligned_height; pooled_width = aligned_width
+    min(channels, height, width, pooled_height, pooled_width) > 0
+mmcv::psamask_{forward,backward}
+    positions = h_feature * w_feature; min(num_, h_feature, w_feature, h_mask, w_mask) > 0
+    input grad_input: # num_*h_mask*w_mask*positions; output grad_output: # num_*positions**2
+    input output grad_input grad_output: memory
+mmcv::deform_conv_{forward,backward_input,backward_parameters} mmcv::modulated_deform_conv_{forward,backward}
+    weight gradWeight: filters own high wide; input: images channels _ _; channels == own * group
+    offset: images 2*deformable_group*high*wide height width; mask: images deformable_group*high*wide height width
+    output gradOutput grad_output: images filters height width
+    gradInput grad_input: *input.shape; gradOffset grad_offset: *offset.shape; grad_mask: *mask.shape
+    strides = (dH or stride_h, dW or stride_w); dilations = (dilationH or dilation_h, dilationW or dilation_w)
+    pads = (padH or pad_h or 0, padW or pad_w or 0); kernel = (kH or kernel_h, kW or kernel_w)
+    kernel == (high, wide); min(group, deformable_group, im2col_step or 1, *kernel, *strides, *dilations) > 0
+    max(*kernel, *strides, *dilations, *pads, -min(pads)) < 2**15; channels % deformable_group == 0
+    height == (input.shape[2] + 2*pads[0] - dilations[0] * (high - 1) - 1) // strides[0] + 1 > 0
+    width == (input.shape[3] + 2*pads[1] - dilations[1] * (wide - 1) - 1) // strides[1] + 1 > 0
+    max(elements(input), images * channels * high * wide * height * width) < 2**31
+    input offset mask gradInput grad_input gradOffset grad_offset grad_mask: memory
+torchvision::{,_}{roi_align,roi_pool,ps_roi_align,ps_roi_pool}{,_backward} mmcv::roi_align_{forward,backward}
     # coordinates that overflow become indices
     rois: boxes 5; abs(spatial_scale) <= (1 if rois.dtype == float16 else 1e9)
     # the size of a table is their product, in 32 bits
@@ -262,6 +290,17 @@ def _rules_by_operator() -> Mapping[str, tuple[str, ...]]:
 
 
 CHECKS = _rules_by_operator()  # rules by operator
+
+
+def named(function: Any) -> tuple[str, tuple[str, ...]]:
+    """Return the name of an operator or of a function of mmcv's extension, and the names of its arguments."""
+    schema = getattr(function, "_schema", None)
+    if schema is not None:
+        return schema.name, tuple(argument.name for argument in schema.arguments)
+    if getattr(function, "__module__", None) != MMCV:
+        return "", ()
+    # its docstring begins like `nms(boxes: torch.Tensor, iou_threshold: float`
+    return f"mmcv::{function.__name__}", tuple(re.findall(r"(\w+): ", (function.__doc__ or "").partition(")")[0]))
 
 
 def _is_tensor(value: object) -> bool:
@@ -365,8 +404,11 @@ class _Names(dict[str, Any]):
             yield f"{kind} of {name}".removeprefix("# of "), actual, actual if actual in allowed else allowed[-1]
         elif kind == "memory":
             if _has_strides(tensor):
-                places, elements = 1 + _last_place(tensor.shape, _strides(tensor), 0), prod(tensor.shape)
-                yield f"elements of {name} in memory", min(places, elements), elements
+                shape, strides = tuple(tensor.shape), _strides(tensor)
+                # kernels also read each item of a batch as contiguous
+                for first in range(len(shape)):
+                    places, elements = 1 + _last_place(shape[first:], strides[first:], 0), prod(shape[first:])
+                    yield f"elements of {name} in memory", min(places, elements), elements
         elif kind == "adjacent":
             if tensor.shape[-1] > 1:
                 yield f"the last stride of {name}", _strides(tensor)[-1], 1

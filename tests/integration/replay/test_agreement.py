@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from opgrip.replay import Results
-from opgrip.replay.operators.admission import Unsupported
+from opgrip.replay.operators.admission import MMCV, Unsupported
 from opgrip.replay.operators.agreement import CHECKS, REVIEWED, check_agreement, check_graph, check_parts
 from opgrip.replay.operators.agreement.indices import bound_indices, bounded_arguments, bounding, check_indices
 from opgrip.replay.operators.agreement.sizes import required_sizes
@@ -237,6 +237,88 @@ def test_gradients_of_regions_stay_in_the_image() -> None:
         for place, other in ((0, f(1, 1, 3, 2)), (2, places[..., :1].expand(1, 1, 2, 2)), (3, float("nan")), (8, 0)):
             with pytest.raises(Unsupported):
                 check_agreement(function, (*args[:place], other, *args[place + 1 :]), {})
+
+
+def test_regions_are_of_images_of_the_batch_however_they_are_passed() -> None:
+    if hasattr(torch.ops.torchvision, "roi_align"):
+        pytest.skip("torchvision is installed")
+    with torch.library._scoped_library("torchvision", "FRAGMENT") as library:
+        library.define("roi_align(Tensor input, Tensor rois, float spatial_scale) -> Tensor")
+        rois = torch.full((9, 5), 8.0)
+        call = {"rois": rois, "input": f(2, 3, 4, 4), "spatial_scale": 1.0}
+        bound_indices(torch.ops.torchvision.roi_align.default, (), call)
+        assert rois[:, 0].unique().tolist() == [1]
+
+
+def mmcv_function(name: str, arguments: str) -> Any:
+    function = BuiltinFunction(f"{name}({', '.join(f'{word}: int' for word in arguments.split())}) -> None")
+    function.__name__, function.__module__ = name, MMCV
+    return function
+
+
+class BuiltinFunction:
+    """A function as mmcv's extension has them, without mmcv."""
+
+    def __init__(self, doc: str) -> None:
+        self.__doc__ = doc
+
+
+REGION = {"aligned_height": 2, "aligned_width": 3, "spatial_scale": 0.5, "sampling_ratio": 2, "pool_mode": 0}
+TABLE_OF_MMCV: dict[str, tuple[str, dict[str, Any], list[dict[str, Any]]]] = {
+    "nms": ("boxes scores", {"boxes": f(6, 4), "scores": f(6)}, [{"scores": f(7)}, {"boxes": f(6, 5)}]),
+    "roi_align_forward": (
+        "input rois output argmax_y argmax_x aligned_height aligned_width spatial_scale sampling_ratio pool_mode",
+        {
+            "input": f(2, 3, 8, 9),
+            "rois": f(2, 5),
+            **{name: f(2, 3, 2, 3) for name in ("output", "argmax_y", "argmax_x")},
+        }
+        | REGION,
+        [{"output": f(2, 3, 2, 2)}, {"argmax_x": f(0)}, {"input": f(2, 3, 1, 1).expand(2, 3, 8, 9)}, {"rois": f(9, 5)}]
+        + [{"sampling_ratio": 1 << 20}, {"input": f(2, 3, 0, 9)}],
+    ),
+    "psamask_forward": (
+        "input output num_ h_feature w_feature h_mask w_mask",
+        {"input": f(2, 15, 2, 3), "output": f(2, 6, 2, 3), "num_": 2, "h_feature": 2, "w_feature": 3}
+        | {"h_mask": 3, "w_mask": 5},
+        [{"num_": 3}, {"h_mask": 4}, {"output": f(2, 6, 2, 2)}],
+    ),
+    "modulated_deform_conv_forward": (
+        "input weight offset mask output kernel_h kernel_w stride_h stride_w pad_h pad_w dilation_h dilation_w group "
+        "deformable_group",
+        {"input": f(2, 4, 8, 9), "weight": f(5, 4, 2, 3), "offset": f(2, 24, 3, 9), "mask": f(2, 12, 3, 9)}
+        | {"output": f(2, 5, 3, 9), "kernel_h": 2, "kernel_w": 3, "stride_h": 2, "stride_w": 1, "pad_h": 0, "pad_w": 1}
+        | {"dilation_h": 2, "dilation_w": 1, "group": 1, "deformable_group": 2},
+        [{"offset": f(2, 24, 3, 8)}, {"mask": f(2, 6, 3, 9)}, {"deformable_group": 3}, {"stride_h": 0}, {"pad_h": 9}]
+        + [{"input": f(2, 1, 1, 1).expand(2, 4, 8, 9)}],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TABLE_OF_MMCV)
+def test_functions_of_mmcv_get_sizes_that_agree(name: str) -> None:
+    arguments, call, others = TABLE_OF_MMCV[name]
+    function = mmcv_function(name, arguments)
+    check_agreement(function, tuple(call.values())[:2], dict([*call.items()][2:]))
+    for other in others:
+        with pytest.raises(Unsupported):
+            check_agreement(function, (), call | other)
+    if "rois" in call:
+        rois = torch.full((2, 5), 9.0)
+        bound_indices(function, (), call | {"rois": rois})
+        assert rois[:, 0].unique().tolist() == [1]
+        with pytest.raises(Unsupported, match="may write into rois"):
+            bound_indices(function, (), call | {"rois": rois, "argmax_y": rois})
+
+
+def test_operator_that_may_write_its_indices_is_refused() -> None:
+    memory = torch.zeros(512, dtype=torch.int64)
+    index, output = memory[:128].view(1, 4, 4, 8), memory.view(torch.float32)[:512].view(1, 4, 8, 16)
+    arguments = (f(1, 4, 4, 8), f(1, 4, 8, 16), [2, 2], [2, 2], [0, 0], [1, 1], False, index)
+    function = ATEN.max_pool2d_with_indices_backward.grad_input
+    bound_indices(function, arguments, {"grad_input": output.clone()})
+    with pytest.raises(Unsupported, match="it may write into indices"):
+        bound_indices(function, arguments, {"grad_input": output})
 
 
 @pytest.mark.parametrize("changes", [{"sampling_ratio": 1 << 20}, {"pooled_height": 1 << 15}])

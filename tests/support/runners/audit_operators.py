@@ -10,6 +10,7 @@ process by a wrong access is removed. Others stay: earlier reviews called them a
 
 import contextlib
 import ctypes
+import importlib
 import json
 import mmap
 import os
@@ -24,6 +25,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from types import BuiltinFunctionType
 from typing import Any
 
 import torch
@@ -31,6 +33,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from opgrip.replay.operators.admission import MMCV
 from opgrip.replay.operators.agreement import check_agreement, checking_parts
 from opgrip.replay.operators.agreement.indices import bound_indices
 from opgrip.replay.operators.lookup import is_private, refusal
@@ -60,10 +63,9 @@ class Recording(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
     def keep(self, function: Any, args: Any, kwargs: Any) -> None:
-        if (
-            not is_private(function)
-            or refusal(function, ["torch"]) is not None
-            or len(self.calls[function]) >= MOST_CALLS
+        is_operator = not isinstance(function, BuiltinFunctionType)
+        if (is_operator and (not is_private(function) or refusal(function, ["torch"]) is not None)) or (
+            len(self.calls[function]) >= MOST_CALLS
         ):
             return
         leaves, form = tree_flatten((args, kwargs))
@@ -226,6 +228,124 @@ def record_programs(recording: Recording) -> None:
     ]
     for run in programs:
         apart(recording, lambda run=run: record(recording, run))
+
+
+def record_mmcv(recording: Recording) -> None:
+    try:
+        extension = importlib.import_module(MMCV)
+    except ImportError:
+        return
+    maps, rois, empty = torch.rand(2, 3, 8, 9), torch.tensor([[1, 0, 0, 5, 4], [0, 1, 1, 8, 7.0]]), torch.empty(0)
+    region = {"aligned_height": 2, "aligned_width": 3, "spatial_scale": 0.5, "sampling_ratio": 2, "aligned": True}
+    mask = {"num_": 2, "h_feature": 2, "w_feature": 3, "h_mask": 3, "w_mask": 5, "half_h_mask": 1, "half_w_mask": 2}
+    plain = {"kW": 3, "kH": 2, "dW": 1, "dH": 2, "padW": 1, "padH": 0, "dilationW": 1, "dilationH": 2, "group": 1}
+    plain |= {"deformable_group": 2, "im2col_step": 1}
+    with_mask = {"kernel_h": 2, "kernel_w": 3, "stride_h": 2, "stride_w": 1, "pad_h": 0, "pad_w": 1, "dilation_h": 2}
+    with_mask |= {"dilation_w": 1, "group": 1, "deformable_group": 2, "with_bias": True}
+    images, weight, offset, output = (
+        torch.rand(2, 4, 8, 9),
+        torch.rand(5, 4, 2, 3),
+        torch.rand(2, 24, 3, 9),
+        (2, 5, 3, 9),
+    )
+    weights = torch.rand(2, 12, 3, 9)
+    calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
+        ("nms", (torch.rand(6, 4), torch.rand(6)), {"iou_threshold": 0.5, "offset": 0}),
+        *(
+            ("roi_align_forward", (maps, rois, *[torch.rand(2, 3, 2, 3)] * 3), {"pool_mode": n, **region})
+            for n in (0, 1)
+        ),
+        *(
+            (
+                "roi_align_backward",
+                (torch.rand(2, 3, 2, 3), rois, *[torch.rand(2, 3, 2, 3)] * 2, maps),
+                {"pool_mode": n, **region},
+            )
+            for n in (0, 1)
+        ),
+        *(
+            ("psamask_forward", (torch.rand(2, 15, 2, 3), torch.rand(2, 6, 2, 3)), {"psa_type": n, **mask})
+            for n in (0, 1)
+        ),
+        *(
+            ("psamask_backward", (torch.rand(2, 6, 2, 3), torch.rand(2, 15, 2, 3)), {"psa_type": n, **mask})
+            for n in (0, 1)
+        ),
+        ("deform_conv_forward", (images, weight, offset, torch.rand(output), empty, empty), plain),
+        ("deform_conv_backward_input", (images, offset, torch.rand(output), images, offset, weight, empty), plain),
+        (
+            "deform_conv_backward_parameters",
+            (images, offset, torch.rand(output), weight, empty, empty),
+            plain | {"scale": 1},
+        ),
+        (
+            "modulated_deform_conv_forward",
+            (images, weight, torch.rand(5), empty, offset, weights, torch.rand(output), empty),
+            with_mask,
+        ),
+        (
+            "modulated_deform_conv_backward",
+            (
+                images,
+                weight,
+                torch.rand(5),
+                empty,
+                offset,
+                weights,
+                empty,
+                images,
+                weight,
+                torch.rand(5),
+                offset,
+                weights,
+                torch.rand(output),
+            ),
+            with_mask,
+        ),
+    ]
+    for name, args, kwargs in calls:
+        recording.keep(getattr(extension, name), args, kwargs)
+
+
+def add_outputs(recording: Recording) -> None:
+    """Add calls of the overloads that write into given tensors, with the results of the recorded calls."""
+    for function, calls in [*recording.calls.items()]:
+        if isinstance(function, BuiltinFunctionType):
+            continue
+        packet, names = function.overloadpacket, [argument.name for argument in function._schema.arguments]
+        for other in (getattr(packet, name) for name in packet.overloads()):
+            outputs = [argument.name for argument in other._schema.arguments if argument.is_out]
+            if outputs and names == [argument.name for argument in other._schema.arguments if not argument.is_out]:
+                for args, kwargs in calls.values():
+                    results = _results(function, args, kwargs)
+                    if len(results) == len(outputs):
+                        recording.keep(other, args, kwargs | dict(zip(outputs, results, strict=True)))
+
+
+def _results(function: Any, args: Any, kwargs: Any) -> list[Any]:
+    with tempfile.NamedTemporaryFile() as file:
+        # in a fork, because torch crashes for some of its own inputs
+        if not (pid := os.fork()):
+            with contextlib.suppress(Exception):
+                signal.alarm(CALL_S)
+                leaves, form = tree_flatten((args, kwargs))
+                args, kwargs = tree_unflatten([_copy(leaf) for leaf in leaves], form)
+                results = function(*args, **kwargs)
+                torch.save(
+                    [*results]
+                    if isinstance(results, tuple | list) and len(function._schema.returns) > 1
+                    else [results],
+                    file.name,
+                )
+            os._exit(0)
+        os.waitpid(pid, 0)
+        with contextlib.suppress(Exception):
+            return torch.load(file.name, weights_only=False)
+        return []
+
+
+def name_of(function: Any) -> str:
+    return f"{MMCV}:{function.__name__}" if isinstance(function, BuiltinFunctionType) else str(function)
 
 
 def record_traces(recording: Recording, paths: list[str]) -> None:
@@ -396,18 +516,20 @@ def main(output: str, *traces: str) -> int:
         os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | checked)
     recording = Recording()
     record_programs(recording)
+    record_mmcv(recording)
     record_torch(recording)
+    add_outputs(recording)
     print(f"{len(recording.calls)} private operators were recorded from torch", flush=True)
     record_traces(recording, list(traces))
     print(f"{len(recording.calls)} private operators were recorded", flush=True)
     reviewed = set(json.loads(Path(output).read_text()))
-    for function in sorted(recording.calls, key=str):
+    for function in sorted(recording.calls, key=name_of):
         ran, ended = audit(function, list(recording.calls[function].values()))
         if ended:
-            print(f"{function} ended its process: {ended}", flush=True)
-            reviewed.discard(str(function))
+            print(f"{name_of(function)} ended its process: {ended}", flush=True)
+            reviewed.discard(name_of(function))
         elif ran:
-            reviewed.add(str(function))
+            reviewed.add(name_of(function))
     Path(output).write_text(json.dumps(sorted(reviewed), indent=0) + "\n")
     return 0
 

@@ -1,8 +1,10 @@
 """Operators registered in torch that a trace may name."""
 
 import re
+import sys
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from programs import SHIPPED_TRACES, run_python
 from opgrip.replay.command.opreplay import job_from_arguments, make_parser
 from opgrip.replay.command.run_requests import options_of
 from opgrip.replay.inputs.input_options import InputOptions
-from opgrip.replay.operators.admission import LOOK_FOR, Untrusted
+from opgrip.replay.operators.admission import LOOK_FOR, MMCV, Untrusted
 from opgrip.replay.operators.lookup import (
     BETWEEN_PROCESSES,
     COMPUTING,
@@ -169,6 +171,18 @@ def test_private_operator_runs_if_it_was_reviewed_or_the_trace_is_trusted() -> N
         (["--operator", "aten._softmax"], True),
     ):
         assert options_of(job_from_arguments(make_parser().parse_args(words))).inputs.trust is trusted
+
+
+def test_function_of_mmcv_runs_if_it_was_reviewed_or_the_trace_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    extension = ModuleType(MMCV)
+    extension.nms, extension.softnms = ord, chr  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "mmcv", ModuleType("mmcv"))
+    monkeypatch.setitem(sys.modules, MMCV, extension)
+    assert find_operator(Signature(0, EXTENSION, f"{MMCV}:nms", (), {})).function is ord
+    other = Signature(0, EXTENSION, f"{MMCV}:softnms", (), {})
+    with pytest.raises(Unsupported, match="was not reviewed: replay with --sandbox, or with --trust"):
+        find_operator(other)
+    assert find_operator(other, InputOptions(trust=True).extensions).function is chr
 
 
 def test_operators_of_the_shipped_traces_are_allowed() -> None:
