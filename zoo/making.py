@@ -179,9 +179,7 @@ def make_trace(
 
 
 def differences_of_new_recording(trace: ZooTrace, shipped: Path, timeout_s: float = TIMEOUT_S) -> list[str]:
-    """Record a trace again, and return a line for each signature whose number of calls differs from the shipped
-    trace.
-    """
+    """Record a trace again; return a line for each signature whose number of calls differs from before."""
     with tempfile.TemporaryDirectory() as scratch:
         make_trace(trace, Path(scratch), timeout_s, times_step=False)
         new_trace = load(Path(scratch) / shipped.name)

@@ -128,10 +128,7 @@ def _numbers_of_classes(settings: Any) -> list[int]:
     return [item["num_classes"] for item in _dicts_in(settings) if isinstance(item.get("num_classes"), int)]
 
 
-_MAKERS: dict[str, Callable[[Any, Any, ModelOptions], dict[str, Any]]] = {
-    "mmdet": _detection,
-    "mmseg": _segmentation,
-}
+_MAKERS: dict[str, Callable[[Any, Any, ModelOptions], dict[str, Any]]] = {"mmdet": _detection, "mmseg": _segmentation}
 
 
 SUFFIXES = (".py", ".yaml", ".yml", ".json")

@@ -59,9 +59,7 @@ class ModelProgram:
 
 
 def under_autocast(program: ModelProgram, dtype: str | None) -> ModelProgram:
-    """Return a program whose model runs under `torch.autocast` with `dtype`; without a dtype, return the same
-    program.
-    """
+    """Return a program whose model runs under `torch.autocast` with `dtype`, or the same program without a dtype."""
     if dtype is None:
         return program
 

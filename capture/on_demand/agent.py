@@ -98,9 +98,7 @@ class Agent:
         armed: Callable[[RecordingSession], None] = lambda session: None,
         waiting: Callable[[str], None] = lambda why: None,
     ) -> dict[str, Any]:
-        """Record steps as requested; return a dictionary with the trace's `file` and the numbers of `steps` and
-        `calls`.
-        """
+        """Record steps as requested; return the trace's `file` and the numbers of `steps` and `calls`."""
         asked_ns = perf_counter_ns()
         _wait_for_torch(request.wait_s)
         session = self.begin(request, asked_ns)

@@ -84,9 +84,7 @@ class LostCalls:
         self.count(op, one_line(reason))
 
     def lose(self, op: str, reason: BaseException) -> None:
-        """Count a call that ran but could not be described; if `reason` is an error of the program, also raise it
-        again.
-        """
+        """Count a call that ran but could not be described; raise `reason` again if it is an error of the program."""
         is_own = not is_from_program(reason)
         self.count(op, one_line(reason) if is_own else interrupted_by(reason))
         if not is_own:

@@ -309,12 +309,7 @@ class Recorder:
         self.fitter = Fitter(self.pending.add, next_number, self.lost.without_values, full)
         self.observations = Observations(self._value_share)
         self.signatures = SignatureTable(
-            self.own_calls,
-            self.pending,
-            self.lost,
-            self.fitter,
-            self.observations,
-            self.generations,
+            self.own_calls, self.pending, self.lost, self.fitter, self.observations, self.generations
         )
         self.templates = GraphTemplates(self.signatures.add_launch)
         self._stopped = False

@@ -123,12 +123,7 @@ class CallPredictor:
         return start
 
     def successor(
-        self,
-        last: CallNode,
-        func: Any,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        pattern: tuple[int, ...] | None,
+        self, last: CallNode, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], pattern: tuple[int, ...] | None
     ) -> CallNode | None:
         grad = torch.is_grad_enabled()
         for node in last.successors:

@@ -38,10 +38,7 @@ from opgrip.traces.schema.tensor_specs import PACKED, QUANTIZED, STORAGE, memory
 _BY_VALUE = frozenset({bool, int, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
 _SIMPLE_BASES = (bool, int, float, complex, str)
 # types of arguments that only Python functions take and that are recorded unchanged
-_AS_THEY_ARE = (
-    *(ScalarSpec, NamedSpec, SameSpec, Opaque),
-    *(set, frozenset, slice, range, bytes, type(...)),
-)
+_AS_THEY_ARE = (*(ScalarSpec, NamedSpec, SameSpec, Opaque), *(set, frozenset, slice, range, bytes, type(...)))
 _KEYS = _BY_VALUE | {float, tuple, bytes, torch.Size}  # types that are allowed as dictionary keys
 _STRIDED = torch.strided
 

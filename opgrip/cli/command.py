@@ -222,9 +222,7 @@ def unique_name(name: str, used_names: Container[str]) -> str:
 
 
 def did_you_mean(word: str, names: Collection[str], otherwise: str = "", form: str = "{}") -> str:
-    """Return the hint `did you mean x or y?` with names similar to a mistyped word, or `otherwise` if there are
-    none.
-    """
+    """Return the hint `did you mean x or y?` with names like a mistyped word, or `otherwise` if there are none."""
     lower = {name.lower(): name for name in names}
     close = get_close_matches(word.lower(), lower, MOST, 0.6)
     ratios = [SequenceMatcher(None, name, word.lower()).ratio() for name in close]

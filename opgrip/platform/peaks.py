@@ -297,9 +297,7 @@ def _count(listed: str) -> int:
 
 
 def bandwidth(device: str = "cpu") -> float:
-    """Return the memory bandwidth in bytes per second, reads plus writes, that torch's threads reach on this
-    machine.
-    """
+    """Return the bytes per second that torch's threads read and write in this machine's memory."""
     check_device(device)
     threads = torch.get_num_threads() if device == "cpu" else 1
     peaks = read_cached_peaks(device)

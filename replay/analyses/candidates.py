@@ -91,9 +91,7 @@ def _held(row: Result, limit_us: float, workload: Workload) -> Result:
 
 
 def shares_in_labels(workload: Workload, cases: Sequence[Case]) -> dict[int, dict[str, tuple[int, float]]]:
-    """Return, by case number and label of `record_function`, the number of the case's calls within the label, and their
-    share of the label's captured time.
-    """
+    """Return how many of each case's calls are within each label, and their share of the label's captured time."""
     trace = workload.trace
     captured_us = {case.trace_number: case.captured_us for case in cases}
     shares: dict[int, dict[str, tuple[int, float]]] = {}

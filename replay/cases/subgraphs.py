@@ -217,10 +217,7 @@ UNIT = "unit"  # kind of the signature of a subgraph; it does not occur in trace
 
 
 def make_units(
-    trace: Trace,
-    selection: Selection,
-    unit: str,
-    extensions: Collection[str] = TRUSTED_EXTENSIONS,
+    trace: Trace, selection: Selection, unit: str, extensions: Collection[str] = TRUSTED_EXTENSIONS
 ) -> list[Case]:
     """Return cases of subgraphs: uninterrupted sequences of calls that one thread made in one module or function.
 

@@ -296,9 +296,7 @@ class DryRun:
         self._prepared: WeakValueDictionary[tuple[int, frozenset[int]], PreparedCall] = WeakValueDictionary()
 
     def settle(self, begin: Callable[[], None], on_progress: ProgressCallback = ignore_progress) -> None:
-        """Find out how each call can run by running all calls; `begin` restores the state before each run of the
-        step.
-        """
+        """Find out how each call can run, by running all; `begin` restores the state before each run."""
         count, reported = len(self.plans), monotonic()
         for number in range(1, MOST_PASSES + 1):
             begin()

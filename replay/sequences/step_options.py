@@ -50,9 +50,7 @@ class RankLaunch:
 
 
 def launch_of(environment: Mapping[str, str] = os.environ) -> RankLaunch | None:
-    """Return this process's rank and the address of the ranks' store, from environment variables; None without a
-    launcher.
-    """
+    """Return this process's rank and the address of the ranks' store; None without a launcher."""
     names = ("RANK", "WORLD_SIZE", "MASTER_PORT")
     numbers = [environment.get(name, "") for name in names]
     address = environment.get("MASTER_ADDR")
@@ -105,9 +103,7 @@ class SequenceColumns(Columns):
         "number of calls, out of `count`, some of whose input values were generated again; empty if 0"
     )
     replayed_host_us: float | None = column(
-        "median host time of the calls, if `median_us` is a device time",
-        "us",
-        heading="replayed host us",
+        "median host time of the calls, if `median_us` is a device time", "us", heading="replayed host us"
     )
 
 

@@ -60,15 +60,7 @@ from opgrip.replay.sequences.dry_run import (
     tensors_of,
 )
 from opgrip.replay.sequences.step_memory import StepMemory, plan_streams, reason_of, room_on
-from opgrip.replay.sequences.step_passes import (
-    Pass,
-    Passes,
-    RunPass,
-    in_pairs,
-    paired_saving,
-    run_call,
-    run_timed,
-)
+from opgrip.replay.sequences.step_passes import Pass, Passes, RunPass, in_pairs, paired_saving, run_call, run_timed
 from opgrip.replay.sequences.step_results import SequenceResult, SignatureTimes, make_result, under_mode
 from opgrip.replay.timing import pages
 from opgrip.replay.timing.disturbances import PassWatch

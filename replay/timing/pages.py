@@ -84,9 +84,7 @@ def touch(size: int) -> None:
 
 
 def arrange(sizes: Sequence[int], fresh_bytes: int) -> None:
-    """Allocate and free blocks so that, if possible, the next blocks of these sizes have `fresh_bytes` in newly mapped
-    pages.
-    """
+    """Allocate and free blocks so that the next ones have, if possible, `fresh_bytes` in newly mapped pages."""
     share = min(fresh_bytes / max(sum(sizes), 1), 1.0)
     requests = [(size, round(size * share)) for size in sizes]
     besides = fresh_bytes - sum(sizes)

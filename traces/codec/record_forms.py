@@ -168,9 +168,7 @@ OF_CONTEXT = ("autocast", "default_dtype", "deterministic")
 
 
 def key_of_case(signature: Signature, context: Mapping[str, Any]) -> str:
-    """Return a key that identifies a call's operator, arguments and the settings in `OF_CONTEXT`, but not tensors'
-    values.
-    """
+    """Return a key for a call's operator, arguments and the settings in `OF_CONTEXT`, without tensors' values."""
     arguments = (signature.args, signature.kwargs)
     args, kwargs = map_leaves(_as_recordable, with_numbers(arguments, [None] * len(numbers_of(arguments))))
     signature = replace(signature, number=0, args=args, kwargs=kwargs, outputs=None, raised=None, registered_by=None)

@@ -42,9 +42,7 @@ T = TypeVar("T")
 def split(
     args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any
 ) -> tuple[tuple[Any, ...], dict[str, Any], Any, list[int]]:
-    """Return a call's arguments and results in the form of a signature, and the storage numbers of all their
-    tensors.
-    """
+    """Return a call's arguments and results as in a signature, and the storage numbers of all their tensors."""
     argument_storages = [_number(spec) for spec in tensors([args, kwargs])]
     result_storages = [_number(spec) for spec in tensors(outputs)]
     counts = Counter(number for number in argument_storages if number != NO_STORAGE)

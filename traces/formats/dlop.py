@@ -302,9 +302,7 @@ NAMES = {
 }
 
 # reasons why some files do not describe an operator, by file name
-UNMAPPED = {
-    "multivariate_normal": "MultivariateNormal is a Python class, whose sampling is several operators",
-}
+UNMAPPED = {"multivariate_normal": "MultivariateNormal is a Python class, whose sampling is several operators"}
 
 # columns that the Python function accepts but its operator does not, or that select the operator
 IGNORED = frozenset({"_stacklevel", "inplace", "return_indices", "norm_type", "size_average", "reduce", "antialias"})

@@ -15,13 +15,7 @@ import torch
 
 from opgrip.cli.plugins import needed
 from opgrip.errors import UserError, one_line
-from opgrip.traces.formats.building import (
-    NO_GRADIENTS,
-    NO_TIMES,
-    NO_VALUES,
-    RecordBuilder,
-    split,
-)
+from opgrip.traces.formats.building import NO_GRADIENTS, NO_TIMES, NO_VALUES, RecordBuilder, split
 from opgrip.traces.formats.onnx_operators import REASONS, TABLE, OnnxNode, tensor
 from opgrip.traces.formats.operator_schemas import Bound, NotConverted, bind, schemas_of
 from opgrip.traces.formats.protobuf_files import has_more_fields

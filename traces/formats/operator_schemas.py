@@ -156,9 +156,7 @@ def bind(name: str, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
 
 
 def registered(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], losses: Losses) -> Bound:
-    """Return the call of the overload that a file names; if torch lacks it, of an overload that accepts the
-    arguments.
-    """
+    """Return the call of the overload that a file names, or of another that accepts the arguments if torch lacks it."""
     as_named = Bound(name, tuple(args), _with_device(kwargs))
     packet, _, overload = name.rpartition(".")
     if torch_schema(name) is not None or "." not in packet:
@@ -349,9 +347,7 @@ SPACES = ("special", "linalg", "fft")  # modules of torch whose functions are op
 
 
 def operator_name(name: str) -> str:
-    """Return the name of the operator for the name of a function, such as `aten::relu` for
-    `torch.nn.functional.relu`.
-    """
+    """Return the operator of a function, such as `aten::relu` for `torch.nn.functional.relu`."""
     if "::" in name:
         return name
     parts = name.removeprefix("torch.ops.").split(".")

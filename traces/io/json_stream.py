@@ -46,11 +46,7 @@ class Repair:
 
 
 def members(
-    chunks: Iterable[bytes],
-    list_name: str,
-    unbounded: bool = False,
-    strict: bool = True,
-    repair: Repair | None = None,
+    chunks: Iterable[bytes], list_name: str, unbounded: bool = False, strict: bool = True, repair: Repair | None = None
 ) -> Iterator[tuple[str, Any]]:
     """Yield the name and value of each member of a JSON object, and each item of its list `list_name` separately.
 

@@ -93,9 +93,7 @@ class TraceWriter:
             discard(self._file)
 
     def abandon(self) -> None:
-        """Drop buffered output without writing it; a forked process calls this, because the file belongs to its
-        parent.
-        """
+        """Drop buffered output; a forked process calls this, because the file belongs to its parent."""
         if self._file is not None:
             abandon(self._file)
 

@@ -375,10 +375,7 @@ def _check_coo(spec: TensorSpec, coo: Coo) -> None:
         "the indices of a sparse_coo tensor are not of shape (dimensions, elements) and dtype int64",
     )
     sparse, nnz = coo.indices.shape
-    _ask(
-        sparse <= len(spec.shape),
-        f"a sparse_coo tensor has {len(spec.shape)} dimensions, but indices for {sparse}",
-    )
+    _ask(sparse <= len(spec.shape), f"a sparse_coo tensor has {len(spec.shape)} dimensions, but indices for {sparse}")
     _ask(len(coo.rows) == sparse, f"indices of {sparse} rows have value models for {len(coo.rows)} rows")
     _check_values(spec, coo.values, (nnz, *spec.shape[sparse:]))
     places = prod(spec.shape[:sparse])

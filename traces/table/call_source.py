@@ -97,9 +97,7 @@ class CallSource:
         return totals, counts
 
     def changes_by(self, times_ns: Mapping[int, float], signatures: Iterable[Signature]) -> dict[int, float]:
-        """Divide the time of CUDA graphs among their calls in proportion to `times_ns`; return, by signature, its new
-        total device time divided by the previous one.
-        """
+        """Divide the time of CUDA graphs among their calls; return each signature's ratio of new to old time."""
         if not self.graphs.graphs:
             return {}
         before, _ = self._outside_graphs()

@@ -54,9 +54,7 @@ class Ordered:
         checks.flag(self.by_row, "sorted rows")
 
     def arranged(self, values: torch.Tensor, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-        """Rearrange randomly ordered values, (N,), so that neighbouring values rise and fall about as often as
-        recorded.
-        """
+        """Rearrange values, (N,), so that neighbours rise and fall about as often as recorded."""
         pairs = len(values) - 1
         if self.rises is None or self.falls is None or pairs < 1:
             return values

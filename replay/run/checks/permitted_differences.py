@@ -89,9 +89,7 @@ Chosen = Callable[[dict[str, Any], Tensor, Tensor], str | None]
 def chosen_otherwise(
     operator: Named, arguments: Arguments, actual: Sequence[Any], reference: Sequence[Any]
 ) -> dict[int, str | None]:
-    """Return the error (None if correct) of each checked output of an operator that may choose any of several equal
-    elements, such as `sort`.
-    """
+    """Return the error, or None, of each checked output of an operator that may choose one of equal elements."""
     position = INDEX_OUTPUT.get(operator.packet, len(reference))
     if operator.schema is None or not len(actual) == len(reference) > position:
         return {}

@@ -43,11 +43,7 @@ class Control:
             store, rank, world_size = next(rendezvous("env://", timeout=timeout))
             store.set_timeout(timeout)
             distributed.init_process_group(
-                "gloo",
-                store=PrefixStore(f"{prefix}/group", store),
-                rank=rank,
-                world_size=world_size,
-                timeout=timeout,
+                "gloo", store=PrefixStore(f"{prefix}/group", store), rank=rank, world_size=world_size, timeout=timeout
             )
         except (RuntimeError, ValueError, OSError) as error:
             where = f"{launch.address}:{launch.port}"
@@ -116,8 +112,7 @@ class Control:
         if not self._life.is_first_to_tell():
             raise SystemExit(USAGE_ERROR)
         raise UserError(
-            f"rank {self.launch.rank}: {reason}",
-            "replay only the collectives, on generated values: --only collectives",
+            f"rank {self.launch.rank}: {reason}", "replay only the collectives, on generated values: --only collectives"
         )
 
     def lost(self, error: Exception) -> NoReturn:

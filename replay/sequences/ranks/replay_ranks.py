@@ -103,9 +103,7 @@ class StepOutcome:
 def replay_ranks(
     workload: Workload, options: RankOptions, control: Control, on_progress: ProgressCallback = ignore_progress
 ) -> StepOutcome | None:
-    """Replay this rank's part of a trace together with the other ranks; return all results in rank 0, None in
-    others.
-    """
+    """Replay this rank's part of a trace with the other ranks; return all results in rank 0, else None."""
     settings = sequence_settings(workload)
     if settings.mode != EAGER:
         raise UserError("ranks can be replayed only in the mode eager", "leave out --mode")
