@@ -220,16 +220,102 @@ _OF_EACH_MODULE = ("__name__", "__file__", "__doc__", "__package__", "__spec__",
 _USUAL_NAMES = {"numpy": "np", "pandas": "pd"}
 
 
-class Collector:
-    """Collects the items of one sample: everything that the sample must contain or import."""
+# base classes that only matter for type checkers, or that only enforce that methods are defined
+NO_BASES: frozenset[Any] = frozenset({object, abc.ABC, Generic, Protocol})
 
-    def __init__(self, words: Iterable[str] = ()) -> None:
+CONSTRUCTORS = ("__new__", "__init__")
+_UNUSED_NAMES = """
+    __repr__ __str__ __format__ __reduce__ __reduce_ex__ __getstate__ __setstate__ __deepcopy__ __copy__ __del__
+    __dir__ __init_subclass__ __class_getitem__ __sizeof__ __subclasshook__
+"""
+_UNUSED = frozenset(_UNUSED_NAMES.split())  # special methods that do not affect results
+
+_PLAIN_CLASSES = (type("", (), {}), type("", (abc.ABC,), {}))
+_OF_TYPING = ("__annotations__", "__orig_bases__", "__parameters__", "__slots__")
+_OF_EACH_CLASS = frozenset({name for cls in _PLAIN_CLASSES for name in vars(cls)} | {*_OF_TYPING})
+
+
+def is_taken(cls: type) -> bool:
+    return not is_imported(cls.__module__)
+
+
+def is_whole(cls: type) -> bool:
+    made_of_fields = {"__dataclass_fields__", "__attrs_attrs__"} & vars(cls).keys() or hasattr(cls, "_field_defaults")
+    return bool(made_of_fields) or issubclass(cls, enum.Enum) or is_typeddict(cls)
+
+
+def provider_of(mro: tuple[type, ...], name: str) -> type | None:
+    return next((cls for cls in mro if name in vars(cls)), None) if name not in _OF_EACH_CLASS else None
+
+
+def is_special(cls: type, name: str) -> bool:
+    if not (name.startswith("__") and name.endswith("__")) or name in _UNUSED:
+        return False
+    functions = [python_function(one) for one in functions_of(vars(cls)[name])]
+    return any(one is not None and one.__qualname__.rpartition(".")[0] == cls.__qualname__ for one in functions)
+
+
+def overrides(cls: type, name: str) -> bool:
+    bases = [base for base in cls.__mro__ if not is_taken(base) and base not in NO_BASES]
+    # modules have too many such methods
+    return torch.nn.Module not in bases and not name.startswith("__") and any(name in vars(base) for base in bases)
+
+
+def functions_of(attribute: Any) -> list[Any]:
+    if isinstance(attribute, property):
+        return [one for one in (attribute.fget, attribute.fset, attribute.fdel) if one is not None]
+    for name in ("__func__", "func"):
+        inner = getattr(attribute, name, None)
+        if inner is not None and not isinstance(attribute, functools.partial):
+            return [inner]
+    return [attribute] if python_function(attribute) is not None else []
+
+
+def makes_descriptor(decorator: ast.expr, piece: Piece, value: Any) -> bool:
+    if isinstance(decorator, ast.Attribute) and decorator.attr in ("setter", "getter", "deleter"):
+        return True
+    decorator_object = evaluate(decorator, piece.namespace)
+    return (
+        isinstance(decorator_object, type)
+        and isinstance(value, decorator_object)
+        and is_imported(decorator_object.__module__)
+    )
+
+
+def defines(node: ast.stmt, name: str, cls: type) -> bool:
+    if isinstance(node, ast.AnnAssign) and node.value is None:
+        return False
+    # Python mangles names with two leading underscores
+    prefix = f"_{cls.__name__.lstrip('_')}__"
+    return bool({name, name.replace(prefix, "__", 1) if name.startswith(prefix) else name} & bound_by(node))
+
+
+def has_changed(node: ast.Assign | ast.AnnAssign, value: Any) -> bool:
+    return node.value is not None and is_plain(node.value) and not is_literal(node, value)
+
+
+def _mangled(mention: Mention, piece: Piece) -> Mention:
+    name = mention.attribute
+    if piece.cls is None or not name.startswith("__") or name.endswith("__"):
+        return mention
+    return Mention(f"_{piece.cls.__name__.lstrip('_')}{name}", mention.owner)
+
+
+class Collector:
+    """Collects the items of one sample: everything that the sample must contain or import.
+
+    own : classes of the objects whose method is the sample
+    """
+
+    def __init__(self, words: Iterable[str] = (), own: Iterable[type] = ()) -> None:
         self._items: dict[object, SampleItem] = {}
         # keep objects alive that are looked up by id
         self._live_objects: list[Any] = []
         self.words = frozenset(words)
         self.mentions: list[tuple[Mention, Piece, SampleItem]] = []
         self.class_reads: list[tuple[ClassItem, str, SampleItem, bool]] = []
+        self._own = frozenset(own)
+        self._reads = 0
 
     @property
     def items(self) -> list[SampleItem]:
@@ -485,107 +571,16 @@ class Collector:
             return item
         return self.add_import(thing, _USUAL_NAMES.get(name, name), (), None)
 
-
-def _mangled(mention: Mention, piece: Piece) -> Mention:
-    name = mention.attribute
-    if piece.cls is None or not name.startswith("__") or name.endswith("__"):
-        return mention
-    return Mention(f"_{piece.cls.__name__.lstrip('_')}{name}", mention.owner)
-
-
-# base classes that only matter for type checkers, or that only enforce that methods are defined
-NO_BASES: frozenset[Any] = frozenset({object, abc.ABC, Generic, Protocol})
-
-CONSTRUCTORS = ("__new__", "__init__")
-_UNUSED_NAMES = """
-    __repr__ __str__ __format__ __reduce__ __reduce_ex__ __getstate__ __setstate__ __deepcopy__ __copy__ __del__
-    __dir__ __init_subclass__ __class_getitem__ __sizeof__ __subclasshook__
-"""
-_UNUSED = frozenset(_UNUSED_NAMES.split())  # special methods that do not affect results
-
-_PLAIN_CLASSES = (type("", (), {}), type("", (abc.ABC,), {}))
-_OF_TYPING = ("__annotations__", "__orig_bases__", "__parameters__", "__slots__")
-_OF_EACH_CLASS = frozenset({name for cls in _PLAIN_CLASSES for name in vars(cls)} | {*_OF_TYPING})
-
-
-def is_taken(cls: type) -> bool:
-    return not is_imported(cls.__module__)
-
-
-def is_whole(cls: type) -> bool:
-    made_of_fields = {"__dataclass_fields__", "__attrs_attrs__"} & vars(cls).keys() or hasattr(cls, "_field_defaults")
-    return bool(made_of_fields) or issubclass(cls, enum.Enum) or is_typeddict(cls)
-
-
-def provider_of(mro: tuple[type, ...], name: str) -> type | None:
-    return next((cls for cls in mro if name in vars(cls)), None) if name not in _OF_EACH_CLASS else None
-
-
-def is_special(cls: type, name: str) -> bool:
-    if not (name.startswith("__") and name.endswith("__")) or name in _UNUSED:
-        return False
-    functions = [python_function(one) for one in functions_of(vars(cls)[name])]
-    return any(one is not None and one.__qualname__.rpartition(".")[0] == cls.__qualname__ for one in functions)
-
-
-def overrides(cls: type, name: str) -> bool:
-    bases = [base for base in cls.__mro__ if not is_taken(base) and base not in NO_BASES]
-    # modules have too many such methods
-    return torch.nn.Module not in bases and not name.startswith("__") and any(name in vars(base) for base in bases)
-
-
-def functions_of(attribute: Any) -> list[Any]:
-    if isinstance(attribute, property):
-        return [one for one in (attribute.fget, attribute.fset, attribute.fdel) if one is not None]
-    for name in ("__func__", "func"):
-        inner = getattr(attribute, name, None)
-        if inner is not None and not isinstance(attribute, functools.partial):
-            return [inner]
-    return [attribute] if python_function(attribute) is not None else []
-
-
-def makes_descriptor(decorator: ast.expr, piece: Piece, value: Any) -> bool:
-    if isinstance(decorator, ast.Attribute) and decorator.attr in ("setter", "getter", "deleter"):
-        return True
-    decorator_object = evaluate(decorator, piece.namespace)
-    return (
-        isinstance(decorator_object, type)
-        and isinstance(value, decorator_object)
-        and is_imported(decorator_object.__module__)
-    )
-
-
-def defines(node: ast.stmt, name: str, cls: type) -> bool:
-    if isinstance(node, ast.AnnAssign) and node.value is None:
-        return False
-    # Python mangles names with two leading underscores
-    prefix = f"_{cls.__name__.lstrip('_')}__"
-    return bool({name, name.replace(prefix, "__", 1) if name.startswith(prefix) else name} & bound_by(node))
-
-
-def has_changed(node: ast.Assign | ast.AnnAssign, value: Any) -> bool:
-    return node.value is not None and is_plain(node.value) and not is_literal(node, value)
-
-
-class ClassParts:
-    """Finds the methods and attributes of the sample's classes that the sample needs."""
-
-    def __init__(self, collector: Collector, own: Iterable[type] = ()) -> None:
-        self._collector = collector
-        self._own = frozenset(own)
-        self._reads = 0
+    # methods and attributes of classes
 
     def meet(self, thing: type | FunctionType, user: SampleItem) -> None:
-        if isinstance(thing, FunctionType):
-            item = self._collector.function(thing, thing.__name__)
-        else:
-            item = self._collector.class_item(thing)
+        item = self.function(thing, thing.__name__) if isinstance(thing, FunctionType) else self.class_item(thing)
         self._needs(user, item)
         if isinstance(item, ClassItem):
             item.is_live = item.has_bases = True
 
     def part(self, cls: type, name: str) -> SampleItem:
-        item = self._collector.class_item(cls)
+        item = self.class_item(cls)
         if not isinstance(item, ClassItem) or is_whole(cls):
             if isinstance(item, ClassItem):
                 item.is_live = True
@@ -593,7 +588,7 @@ class ClassParts:
         if name not in item.parts:
             part = item.parts[name] = PartItem(name, cls.__module__, owner=item)
             part.need(item)
-            self._collector.remember(("part", id(cls), name), part)
+            self.remember(("part", id(cls), name), part)
             self._take(part, cls, item)
         return item.parts[name]
 
@@ -606,10 +601,10 @@ class ClassParts:
             part.refuse(str(error))
         if part.pieces:
             for piece in part.pieces:
-                self._collector.scan(piece, part)
+                self.scan(piece, part)
         else:
             part.value = value
-            self._collector.check(value, part, f"{cls.__name__}.{part.name}")
+            self.check(value, part, f"{cls.__name__}.{part.name}")
 
     def _pieces(
         self, statements: list[ast.stmt], value: Any, part: PartItem, cls: type, item: ClassItem
@@ -627,7 +622,7 @@ class ClassParts:
                 if function is None:
                     continue
                 definition = find_definition(function)
-                piece = self._collector.function_piece(definition, part, cls)
+                piece = self.function_piece(definition, part, cls)
                 piece.dropped = tuple(one for one in definition.dropped if not makes_descriptor(one, piece, value))
                 yield piece
             elif not isinstance(node, ast.Assign | ast.AnnAssign) or not has_changed(node, value):
@@ -641,10 +636,10 @@ class ClassParts:
         while (now := self._size()) != before:
             before = now
             self._read_off_classes()
-            mentioned = Mentioned(mention for mention, _, _ in self._collector.mentions)
+            mentioned = Mentioned(mention for mention, _, _ in self.mentions)
             for thing in named_in(objects, mentioned):
                 self.meet(thing, root)
-            for item in self._collector.classes:
+            for item in self.classes:
                 if item.is_live or item.has_bases:
                     self._take_bases(item)
                 if item.is_live:
@@ -652,11 +647,11 @@ class ClassParts:
             self._take_own()
 
     def _size(self) -> tuple[int, int]:
-        flags = sum(item.is_live + item.is_made + item.has_bases for item in self._collector.classes)
-        return len(self._collector.items), flags
+        flags = sum(item.is_live + item.is_made + item.has_bases for item in self.classes)
+        return len(self.items), flags
 
     def _read_off_classes(self) -> None:
-        reads = self._collector.class_reads
+        reads = self.class_reads
         while self._reads < len(reads):
             item, name, user, early = reads[self._reads]
             self._reads += 1
@@ -667,7 +662,7 @@ class ClassParts:
                 continue
             user.need(self.part(cls, name), early)
             if cls is not item.cls:
-                user.need(self._collector.class_item(cls), early)
+                user.need(self.class_item(cls), early)
             if isinstance(vars(cls)[name], classmethod):
                 item.mark_made()
 
@@ -678,7 +673,7 @@ class ClassParts:
         if is_whole(item.cls):
             self._take_whole(item)
             return
-        for between in map(self._collector.find_item, item.cls.__mro__[1:]):
+        for between in map(self.find_item, item.cls.__mro__[1:]):
             if isinstance(between, ClassItem):
                 between.has_bases = True
         if item.bases:
@@ -690,13 +685,13 @@ class ClassParts:
                     item.bases[base] = written_as.get(base)
         for base, piece in item.bases.items():
             if piece is not None:
-                self._collector.scan(piece, item)
-            elif (base_item := self._collector.of_value(base)) is not None:
+                self.scan(piece, item)
+            elif (base_item := self.of_value(base)) is not None:
                 item.need(base_item, early=True)
         self._take_decorators(item)
 
     def _base_expressions(self, cls: type) -> dict[type, Piece]:
-        item = self._collector.class_item(cls)
+        item = self.class_item(cls)
         if not isinstance(item, ClassItem):
             return {}
         namespace = namespace_of_class(cls)
@@ -712,7 +707,7 @@ class ClassParts:
             if self._stays(decorator, item.cls):
                 piece = Piece(item.file, decorator, namespace, names_of(decorator))
                 item.decorators.append(piece)
-                self._collector.scan(piece, item)
+                self.scan(piece, item)
 
     @staticmethod
     def _stays(decorator: ast.expr, cls: type) -> bool:
@@ -728,7 +723,7 @@ class ClassParts:
         dropped = tuple(one for one in item.node.decorator_list if not self._stays(one, item.cls))
         namespace = namespace_of_class(item.cls)
         item.whole = Piece(item.file, item.node, namespace, names_of(item.node), dropped=dropped)
-        self._collector.scan(item.whole, item)
+        self.scan(item.whole, item)
 
     def _take_live(self, item: ClassItem, mentioned: Mentioned) -> None:
         cls = item.cls
@@ -747,7 +742,7 @@ class ClassParts:
                     item.may_need.append(part)
 
     def _take_own(self) -> None:
-        for mention, piece, user in tuple(self._collector.mentions):
+        for mention, piece, user in tuple(self.mentions):
             if piece.cls is None or mention.owner is AttributeOwner.ANY:
                 continue
             for cls in self._own_classes(piece.cls):
@@ -757,7 +752,7 @@ class ClassParts:
                 names = {name for base in mro for name in vars(base) if re.fullmatch(mention.attribute, name)}
                 for name in names:
                     self._needs_from(mro, name, user)
-        for item in self._collector.classes:
+        for item in self.classes:
             for part in list(item.parts.values()):
                 for piece in part.pieces:
                     self._take_calls(piece, item, part)
@@ -765,7 +760,7 @@ class ClassParts:
     def _take_calls(self, piece: Piece, item: ClassItem, part: PartItem) -> None:
         is_class_method = isinstance(vars(item.cls).get(part.name), classmethod)
         for cls in self._own_classes(item.cls):
-            own_item = self._collector.class_item(cls)
+            own_item = self.class_item(cls)
             if piece.names.makes_own or (piece.names.calls_self and is_class_method):
                 if isinstance(own_item, ClassItem):
                     own_item.mark_made()
@@ -774,7 +769,7 @@ class ClassParts:
 
     def _own_classes(self, cls: type) -> list[type]:
         # classes of the objects that can be `self` in a method of `cls`
-        live = [item.cls for item in self._collector.classes if item.is_live and cls in item.cls.__mro__]
+        live = [item.cls for item in self.classes if item.is_live and cls in item.cls.__mro__]
         return live or [cls]
 
     def _needs_from(self, mro: tuple[type, ...], name: str, user: SampleItem) -> None:

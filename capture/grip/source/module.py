@@ -20,7 +20,6 @@ from opgrip.capture.grip.source.items import (
     NO_BASES,
     BuiltinItem,
     ClassItem,
-    ClassParts,
     Collector,
     FunctionItem,
     ImportItem,
@@ -608,9 +607,12 @@ class ModuleText:
 
 
 def requirements_of(gripped: Gripped) -> Requirements:
-    collector = Collector(words_in(objects_of(gripped)))
-    root, classes = _enter_function(gripped, collector)
-    classes.expand(objects_of(gripped), root)
+    owner = owner_of(gripped)
+    first = [call.args[0] for call in gripped.calls if call.args]
+    own = set() if owner is None else {owner, *(type(one) for one in first if isinstance(one, owner))}
+    collector = Collector(words_in(objects_of(gripped)), own)
+    root = _enter_function(gripped, owner, collector)
+    collector.expand(objects_of(gripped), root)
     refused = refusals(collector.items)
     if root in refused:
         raise UserError(f"{gripped.entry} cannot be extracted", _reason(refused[root]))
@@ -672,31 +674,27 @@ def owner_of(gripped: Gripped) -> type | None:
     return thing
 
 
-def _enter_function(gripped: Gripped, collector: Collector) -> tuple[SampleItem, ClassParts]:
-    function, owner = gripped.function, owner_of(gripped)
-    method = gripped.entry.rpartition(".")[2]
+def _enter_function(gripped: Gripped, owner: type | None, collector: Collector) -> SampleItem:
+    function, method = gripped.function, gripped.entry.rpartition(".")[2]
     if owner is None:
-        classes = ClassParts(collector)
         if isinstance(function, partial):
             root: SampleItem = ValueItem(gripped.name, "", value=function)
             collector.remember(root, root)
             collector.check(function, root, "the function")
-            return root, classes
+            return root
         if isinstance(function, MethodType):
             raise UserError(f"{gripped.entry} is bound to an object", "grip the method of its class instead")
-        return collector.function(function, method if method.isidentifier() else gripped.name), classes
-    first = [call.args[0] for call in gripped.calls if call.args]
-    classes = ClassParts(collector, {owner, *(type(one) for one in first if isinstance(one, owner))})
+        return collector.function(function, method if method.isidentifier() else gripped.name)
     provider = next((cls for cls in owner.__mro__ if method in vars(cls)), None)
     if provider is None:
         raise UserError(f"{owner.__qualname__} has no {method}", "name one of its methods")
-    root = classes.part(provider, method)
+    root = collector.part(provider, method)
     item = collector.class_item(owner)
     if item is not root:
         root.need(item)
     if isinstance(item, ClassItem) and not isinstance(vars(provider)[method], staticmethod):
         item.is_live = item.has_bases = True
-    return root, classes
+    return root
 
 
 def objects_of(gripped: Gripped) -> Iterator[Any]:
