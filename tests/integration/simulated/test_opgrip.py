@@ -73,6 +73,62 @@ def test_results_of_the_device_are_compared_with_those_of_the_cpu(tmp_path: Path
         assert not {"wrong", "failed"} & {row["status"] for row in rows}, [row["error"] for row in rows]
 
 
+class OfTheBackend(torch.autograd.Function):
+    """A gelu with the backend's own gradient, as backends register it."""
+
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor) -> torch.Tensor:
+        context.save_for_backward(x)
+        return x.clamp(min=0)
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
+        (x,) = context.saved_tensors
+        return gradient * (x > 0)
+
+
+@on_simulator()
+def test_kernels_that_a_private_backend_registers_run_as_without_a_capture(tmp_path: Path) -> None:
+    reached: list[str] = []
+
+    def kernel(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **kwargs: (reached.append(name), run(*args, **kwargs))[1]
+
+    def dropout(x: torch.Tensor, p: float, train: bool | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        return x * 2, x > 0
+
+    library = torch.library.Library("aten", "IMPL")
+    # composite operators of which a backend has its own kernels, below autograd, for autograd and for autocast
+    library.impl("linear", kernel("linear", lambda x, weight, bias: torch.addmm(bias, x, weight.t())), "PrivateUse1")
+    library.impl("matmul", kernel("matmul", torch.mm), "AutogradPrivateUse1")
+    library.impl("gelu", kernel("gelu", lambda x, approximate="none": OfTheBackend.apply(x)), "AutogradPrivateUse1")
+    library.impl("native_dropout", kernel("dropout", dropout), "PrivateUse1")
+    library.impl("softplus", kernel("softplus", lambda x, beta=1, threshold=20: x.float() + 1), "AutocastPrivateUse1")
+
+    def program() -> list[list[float]]:
+        reached.clear()
+        x = torch.arange(6.0).view(2, 3).to("sim").requires_grad_()
+        weight, bias = torch.full((3, 3), 0.5).to("sim"), torch.ones(3).to("sim")
+        y = nn.functional.gelu(torch.matmul(x, weight))
+        y.sum().backward()
+        with torch.no_grad():
+            z = nn.functional.dropout(nn.functional.linear(x, weight, bias))
+        with torch.autocast("sim", dtype=torch.bfloat16):
+            z = z + nn.functional.softplus(y)
+        assert x.grad is not None
+        return [[*item.flatten().tolist()] for item in (y.detach().cpu(), x.grad.cpu(), z.detach().cpu())]
+
+    alone, kernels = program(), [*reached]
+    assert {"linear", "matmul", "gelu", "dropout", "softplus"} <= {*kernels}
+    with Capture(tmp_path / "t.jsonl"):
+        watched = program()
+    assert (watched, reached) == (alone, kernels)
+    ops = set(load(tmp_path / "t.jsonl").calls["op"])
+    assert {"aten.linear.default", "aten.native_dropout.default"} <= ops
+    rows = replay_rows(tmp_path / "t.jsonl")
+    assert not {"wrong", "failed"} & {row["status"] for row in rows}, [row["error"] for row in rows]
+
+
 @on_simulator()
 def test_capture_on_the_device_has_all_calls(tmp_path: Path) -> None:
     capture = capture_layers(tmp_path / "t.jsonl")
