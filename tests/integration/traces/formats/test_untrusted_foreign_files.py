@@ -158,7 +158,7 @@ def test_readable_part_of_a_file_is_read(name: str) -> None:
     "path", sorted(path for path in FILES.glob("*/*") if path.is_file()), ids=lambda path: str(path.relative_to(FILES))
 )
 def test_no_file_fails_a_row_or_causes_a_traceback(path: Path, tmp_path: Path) -> None:
-    words = (path, "--device", "cpu", "--partial", "--op", "aten.*", "--stop", "4")
+    words = (path, "--device", "cpu", "--partial", "--op", "aten.*", "--top", "4")
     done = run_command("opreplay", *words, "--iterations", "1", "--warmup", "0", "-o", tmp_path / "rows.csv")
     assert "Traceback" not in done.stderr
     # operators of an accelerator may have no kernel here
