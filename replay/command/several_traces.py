@@ -34,8 +34,8 @@ from opgrip.replay.reports.results_table import MOST_INPUTS, print_inputs, print
 from opgrip.replay.results.judgement import judged_steps
 from opgrip.replay.results.origins import MachineColumns, Origin, this_machine
 from opgrip.replay.results.results import Result, summarize
-from opgrip.replay.run.request import TORCH, RunRequest, Shard, cost_us, identifying_options
-from opgrip.replay.run.workload import expected_rows, load_workload
+from opgrip.replay.run.request import TORCH, RunRequest, Shard, identifying_options
+from opgrip.replay.run.workload import cost_us, expected_rows, load_workload
 from opgrip.replay.workers.executors import EngineOptions, Executor, ExecutorLostError
 from opgrip.replay.workers.journal import MACHINE_KIND, TRACES, ReplayJournal
 from opgrip.traces.io.foreign_files import format_of

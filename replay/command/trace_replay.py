@@ -42,10 +42,10 @@ from opgrip.replay.results.origins import Origin, this_machine
 from opgrip.replay.results.ratios import with_divided_launches, with_ratios
 from opgrip.replay.results.results import RAN, SETTINGS, Result
 from opgrip.replay.run.measure import CachedRows
-from opgrip.replay.run.request import cost_us, identity, options_hash
+from opgrip.replay.run.request import identity, options_hash
 from opgrip.replay.run.untrusted import unconfined
 from opgrip.replay.run.worker import LocalExecutor
-from opgrip.replay.run.workload import expected_rows, load_workload, recorded_device
+from opgrip.replay.run.workload import cost_us, expected_rows, load_workload, recorded_device
 from opgrip.replay.sequences.ranks.control import Control
 from opgrip.replay.sequences.ranks.plan import own_file
 from opgrip.replay.sequences.ranks.replay_ranks import StepOutcome, replay_ranks

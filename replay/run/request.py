@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import Any, get_type_hints
 
 import msgspec
 
@@ -25,19 +25,11 @@ from opgrip.replay.run.checks.verdicts import Tolerance
 from opgrip.replay.run.energy import EnergyOptions
 from opgrip.replay.timing.timing_options import Effort, TimingOptions
 
-if TYPE_CHECKING:
-    from opgrip.replay.cases.cases import Case
-    from opgrip.replay.run.workload import Workload
-
 AUTO = "auto"
 MOST_SHARDS = 1_000_000
 # placeholder for the shard's number in the name of an output, so that processes with the same command line write
 # separate files
 PLACEHOLDER = "{shard}"
-# assumed number of runs of a row if the time budget is sufficient, and if one run takes longer than the budget
-RUNS, FEWEST_RUNS = 100, 10
-# time in us that a row costs in addition to its runs, and that compiling costs; medians of the zoo on CPUs
-PREPARE_US, COMPILE_US = 10_000, 3_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,21 +230,3 @@ def _checked(number: int, count: int, text: str) -> Shard:
         shards = f"of {count} the first is 1/{count}, the last {count}/{count}"
         raise InvalidValueError(f"shard {text} does not exist: {shards}")
     return Shard(number, count)
-
-
-def take_shard(cases: Sequence[Case], workload: Workload, part: Shard) -> list[Case]:
-    # sort by number, which is the order of first calls: neighbours share their preceding calls
-    in_program = sorted(range(len(cases)), key=lambda place: cases[place].number)
-    selected = part.select([cost_us(cases[place], workload) for place in in_program])
-    return [cases[place] for place in sorted(in_program[order] for order in selected)]
-
-
-def cost_us(case: Case, workload: Workload, rows: int = MOST_SHARDS) -> int:
-    from opgrip.replay.modes import find_mode
-
-    effort, variants = workload.request.effort.of_one(rows), workload.variants(case)
-    budget_us, runs = effort.budget_s * 1e6, effort.iterations or RUNS
-    fewest = min(runs, FEWEST_RUNS) * case.captured_us
-    row_us = max(fewest, min(runs * case.captured_us, budget_us)) + effort.warmup * case.captured_us
-    compiled = sum(find_mode(variant.mode)[0].ahead for variant in variants)
-    return max(1, round(len(variants) * (row_us + PREPARE_US) * effort.repeats + compiled * COMPILE_US))

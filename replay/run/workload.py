@@ -8,7 +8,7 @@ import re
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from importlib.metadata import packages_distributions, version
@@ -35,7 +35,7 @@ from opgrip.replay.operators.lookup import mutates
 from opgrip.replay.operators.memory import bytes_of, is_out_of_memory
 from opgrip.replay.results.results import FAILED, OK, UNSUPPORTED, WRONG, Result, Row, describe_shapes
 from opgrip.replay.run.checks.verdicts import WrongResultError
-from opgrip.replay.run.request import RunRequest, take_shard
+from opgrip.replay.run.request import MOST_SHARDS, RunRequest, Shard
 from opgrip.replay.timing.timing_options import DISCRETE, EVENTS, GRAPH, TimingOptions
 from opgrip.traces import Trace
 from opgrip.traces.codec.record_forms import to_json
@@ -331,3 +331,25 @@ def fail(row: Row, error: BaseException, workload: Workload) -> None:
     if isinstance(error, Untrusted):
         row.error = error.with_command(workload.request.trace, workload.request.inputs.extension)
     row.detail = "".join(traceback.format_exception(error)) if workload.request.detail else None
+
+
+# assumed number of runs of a row if the time budget is sufficient, and if one run takes longer than the budget
+RUNS, FEWEST_RUNS = 100, 10
+# time in us that a row costs in addition to its runs, and that compiling costs; medians of the zoo on CPUs
+PREPARE_US, COMPILE_US = 10_000, 3_000_000
+
+
+def take_shard(cases: Sequence[Case], workload: Workload, part: Shard) -> list[Case]:
+    # sort by number, which is the order of first calls: neighbours share their preceding calls
+    in_program = sorted(range(len(cases)), key=lambda place: cases[place].number)
+    selected = part.select([cost_us(cases[place], workload) for place in in_program])
+    return [cases[place] for place in sorted(in_program[order] for order in selected)]
+
+
+def cost_us(case: Case, workload: Workload, rows: int = MOST_SHARDS) -> int:
+    effort, variants = workload.request.effort.of_one(rows), workload.variants(case)
+    budget_us, runs = effort.budget_s * 1e6, effort.iterations or RUNS
+    fewest = min(runs, FEWEST_RUNS) * case.captured_us
+    row_us = max(fewest, min(runs * case.captured_us, budget_us)) + effort.warmup * case.captured_us
+    compiled = sum(find_mode(variant.mode)[0].ahead for variant in variants)
+    return max(1, round(len(variants) * (row_us + PREPARE_US) * effort.repeats + compiled * COMPILE_US))

@@ -26,14 +26,12 @@ from opgrip.replay.results.origins import Machine
 from opgrip.replay.run.request import (
     RunRequest,
     Shard,
-    cost_us,
     identity,
     settle_shard,
     shard,
     shard_of_environment,
-    take_shard,
 )
-from opgrip.replay.run.workload import load_workload
+from opgrip.replay.run.workload import cost_us, load_workload, take_shard
 from opgrip.replay.workers.journal import MACHINE_KIND, ReplayJournal
 
 costs = st.lists(st.integers(1, 10**9), min_size=1, max_size=40)
