@@ -1,4 +1,4 @@
-"""What all kinds of replays share: the outcome, and the report that `opreplay` prints about it."""
+"""Outcomes and reports of replays, for all kinds of replays."""
 
 from __future__ import annotations
 

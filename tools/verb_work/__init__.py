@@ -1,1 +1,1 @@
-"""What the subcommands of `opgrip` do; each module is imported when one of its subcommands runs."""
+"""Work of the subcommands of `opgrip`; each module is imported when one of its subcommands runs."""
