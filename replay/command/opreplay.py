@@ -128,6 +128,7 @@ examples:
   opreplay trace:faster_rcnn --mode jit,compile,onnxruntime                under compilers, checked against eager
   opreplay trace:faster_rcnn --threads 1,2,4 --sweep                       speed-up with more threads
   opreplay trace:faster_rcnn --sequence                                    the whole step, with its dataflow
+  opreplay trace:faster_rcnn --sequence --accuracy --dtype bfloat16        the calls that explain the error
   opreplay trace:faster_rcnn --device cuda --exec-mode events --cache cold   on a GPU, with cold caches
   opreplay trace:faster_rcnn --top 20 --nsys -o top.json                   kernels of each call, by Nsight Systems
   opreplay trace:faster_rcnn --device cuda --ncu -o all.json               kernel metrics, by Nsight Compute

@@ -15,11 +15,11 @@ from opgrip.errors import UserError, in_words_of_python
 from opgrip.replay.command.opreplay import ReplayJob, job_from_keywords
 from opgrip.replay.command.replay_kind import Replay, keep, unfulfilled
 from opgrip.replay.command.several_traces import SeveralTraces, targets_of
-from opgrip.replay.command.trace_replay import OneTrace, Ranks, Step
+from opgrip.replay.command.trace_replay import Accuracy, OneTrace, Ranks, Step
 from opgrip.replay.reports import OutputOptions
 from opgrip.replay.reports.outcome import Results
 from opgrip.replay.run.request import settle_shard
-from opgrip.replay.sequences.step_options import launch_of
+from opgrip.replay.sequences.step_options import SequenceOptions, launch_of
 from opgrip.replay.workers.executors import EngineOptions, Executor
 from opgrip.traces.table.trace import Trace
 
@@ -47,7 +47,8 @@ def plan(
     targets = targets_of(job.traces)
     if targets is not None:
         return SeveralTraces(job, reporter, targets, again, executor)
-    kind = Step if job.is_step else OneTrace
+    step = Accuracy if job[SequenceOptions].accuracy else Step
+    kind = step if job.is_step else OneTrace
     return kind(job, reporter, may_fork, again, executor)
 
 

@@ -31,7 +31,9 @@ from opgrip.replay.results.columns import Columns
 from opgrip.replay.results.judgement import judged_steps
 from opgrip.replay.results.results import CONTENDED, OK, RAN, WRONG, Result, summarize
 from opgrip.replay.run.energy import EnergyColumns, EnergyOptions
+from opgrip.replay.sequences.accuracy.judge import AccuracyResult
 from opgrip.replay.sequences.ranks.replay_ranks import StepOutcome
+from opgrip.replay.sequences.step_options import SequenceOptions
 from opgrip.replay.sequences.step_results import SequenceResult
 from opgrip.replay.timing.timing_options import TimingOptions
 from opgrip.replay.workers.executors import EngineOptions, Executor, start_executor
@@ -45,7 +47,7 @@ class ReplayOutcome:
     problem: UserError | None = None  # why an analysis failed after the cases had run, or the output was not written
     was_complete: bool = False  # True if the output was already complete
     listed: Sequence[tuple[str, Sequence[Case]]] = ()  # by name of the trace, which is empty for a single trace
-    step: SequenceResult | StepOutcome | None = None
+    step: SequenceResult | StepOutcome | AccuracyResult | None = None
     problems: Mapping[str, UserError] = field(default_factory=dict)  # why a trace was not replayed, by name
     unmatched: str = ""  # message about the traces in which the options select no case
 
@@ -189,8 +191,10 @@ def unfulfilled(job: ReplayJob, rows: Sequence[Result]) -> list[str]:
 def _requests(job: ReplayJob) -> Iterator[Request]:
     inputs, points, modes, timing = job[InputOptions], job[PointOptions], job[ModeOptions], job[TimingOptions]
     references = (modes.reference,) if modes.reference != EAGER else ()
+    # rows of an accuracy replay are those of the variant
+    requested_modes = () if job[SequenceOptions].accuracy else modes.mode
     columns: dict[str, Iterable[object]] = {
-        "mode": (*modes.mode, *references),
+        "mode": (*requested_modes, *references),
         "values": inputs.values,
         "threads": points.threads,
         "batch_scale": points.batch_scale,

@@ -18,11 +18,11 @@ from opgrip.replay.cases.sources.operator import target_of
 from opgrip.replay.command.opreplay import OperatorRequest, ReplayJob, job_from_keywords
 from opgrip.replay.inputs.input_options import InputOptions
 from opgrip.replay.modes import CANDIDATE, EAGER, ModeOptions
-from opgrip.replay.modes.candidate import OF_MODULES
+from opgrip.replay.modes.candidate import OF_MODULES, CandidateOptions
 from opgrip.replay.reports import OutputOptions, report_for
 from opgrip.replay.run.request import OPTION_GROUPS, RunRequest
 from opgrip.replay.sequences.call_timers import check_mode
-from opgrip.replay.sequences.step_options import launch_of
+from opgrip.replay.sequences.step_options import SequenceOptions, launch_of
 from opgrip.replay.timing.timing_options import DISCRETE, GRAPH, WARM, TimingOptions
 from opgrip.replay.workers.executors import PROCESSES, EngineOptions
 
@@ -62,12 +62,17 @@ def _check_step(job: ReplayJob) -> None:
     modes = job[ModeOptions].mode
     in_graphs = job[TimingOptions].exec_mode == GRAPH and launch_of() is None
     others = job.having(TimingOptions, exec_mode=None) if in_graphs else job
+    is_judged = job[SequenceOptions].accuracy
+    if is_judged and (launch_of() is not None or in_graphs):
+        raise UserError("--accuracy compares the step of one process, without graphs", "leave it out")
+    if is_judged:
+        others = job.having(InputOptions, dtype=None).having(CandidateOptions, candidate=())
     refuse_options(others.options, ("single cases",), "leave it out with --sequence")
     if job[InputOptions].is_spread:
         raise UserError("--sequence runs on one device", "name one with --device")
     if len(modes) > 1:
         raise UserError("--sequence runs under one mode", "name one with --mode")
-    check_mode(modes[0])
+    check_mode(modes[0], is_judged)
     if in_graphs and modes[0] != EAGER:
         raise UserError("--sequence --exec-mode graph runs all calls in eager", "leave out --mode")
 

@@ -30,6 +30,7 @@ from opgrip.replay.modes import EAGER
 from opgrip.replay.operators.admission import absent_extensions
 from opgrip.replay.operators.devices import check_present, is_accelerator, name_of, use_device, with_index
 from opgrip.replay.reports import OutputOptions
+from opgrip.replay.reports.accuracy_report import MOST_ERRORS, print_accuracy
 from opgrip.replay.reports.cells import OPTIONS, read_completed
 from opgrip.replay.reports.comparison.comparison import advice, compare, summary
 from opgrip.replay.reports.comparison.results_store import Store, join_repeats
@@ -46,6 +47,8 @@ from opgrip.replay.run.request import identity, options_hash
 from opgrip.replay.run.untrusted import unconfined
 from opgrip.replay.run.worker import LocalExecutor
 from opgrip.replay.run.workload import cost_us, expected_rows, load_workload, recorded_device
+from opgrip.replay.sequences.accuracy.judge import AccuracyResult, judge_apart
+from opgrip.replay.sequences.accuracy.rows import rows_of_judged, totals_of_judged
 from opgrip.replay.sequences.ranks.control import Control
 from opgrip.replay.sequences.ranks.plan import own_file
 from opgrip.replay.sequences.ranks.replay_ranks import StepOutcome, replay_ranks
@@ -370,7 +373,7 @@ class Step(OneTrace):
         return self._written(rows_of(step, workload.cases, workload), {"sequence": totals_of(step)}, step)
 
     def _written(
-        self, rows: Sequence[Result], totals: dict[str, Any], step: SequenceResult | StepOutcome
+        self, rows: Sequence[Result], totals: dict[str, Any], step: SequenceResult | StepOutcome | AccuracyResult
     ) -> ReplayOutcome:
         results = Results(rows, self.header | totals)
         if self.output.output is not None:
@@ -381,11 +384,36 @@ class Step(OneTrace):
         top = self.job[Selection].top or ROWS
         if isinstance(outcome.step, SequenceResult):
             print_sequence(outcome.step, list(outcome.results), top, sys.stdout)
-        elif outcome.step is not None:
+        elif isinstance(outcome.step, StepOutcome):
             print_ranks(outcome.step, top, sys.stdout)
 
     def details(self, outcome: ReplayOutcome) -> Iterator[str]:
         yield from ()
+
+
+class Accuracy(Step):
+    """The comparison of a step with a variant of it."""
+
+    def run_loaded(self) -> ReplayOutcome:
+        workload = self.workload
+        doing = f"comparing {counted(len(workload.trace.own_calls), 'call')} on {workload.device}"
+        with self.reporter.following(doing) as on_progress:
+            judged = judge_apart(workload, on_progress, self._may_fork)
+        return self._written(rows_of_judged(judged, workload), {"accuracy": totals_of_judged(judged)}, judged)
+
+    def print_results(self, outcome: ReplayOutcome) -> None:
+        assert isinstance(outcome.step, AccuracyResult), "it comes from `run_loaded`"
+        request = self.workload.request
+        mode, dtype = request.modes.mode[-1], request.inputs.dtype
+
+        def mode_of(op: str) -> str:
+            candidate = request.candidates.find(op)
+            if candidate is not None:
+                return f"candidate:{candidate.source}:{candidate.function}"
+            return mode if mode.startswith("compile") else dtype or ""
+
+        top = self.job[Selection].top or MOST_ERRORS
+        print_accuracy(outcome.step, top, sys.stdout, request.trace, mode_of)
 
 
 class Ranks(Step):

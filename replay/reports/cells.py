@@ -24,6 +24,7 @@ from opgrip.replay.results.ratios import ClusterColumns, GraphColumns
 from opgrip.replay.results.results import OK, STATUSES, VARIANT_COLUMNS, Result
 from opgrip.replay.run.energy import EnergyColumns
 from opgrip.replay.run.kernels import KernelColumns
+from opgrip.replay.sequences.accuracy.rows import AccuracyColumns
 from opgrip.replay.sequences.step_options import RankColumns, SequenceColumns
 from opgrip.traces.schema.json_values import LIMIT, check_finite, check_nesting
 
@@ -31,7 +32,9 @@ LARGEST = 1e150  # maximum magnitude of a number in a result file; its square is
 # types of header fields on which other code relies
 OF_HEADER: dict[str, type] = {
     **dict.fromkeys(("trace", "torch", "device", "time", "command", "trace_hash"), str),
-    **dict.fromkeys(("environment", "accelerator", "ceilings", "sequence", "traces", "distilled", "settings"), dict),
+    **dict.fromkeys(
+        ("environment", "accelerator", "ceilings", "sequence", "accuracy", "traces", "distilled", "settings"), dict
+    ),
     "unusual": list,
 }
 
@@ -129,6 +132,7 @@ ON_REQUEST: tuple[tuple[str, type[Columns]], ...] = (
     ("split", ClusterColumns),
     ("launches of graphs", GraphColumns),
     ("sequence", SequenceColumns),
+    ("accuracy", AccuracyColumns),
     ("sequence of several ranks", RankColumns),
     ("several traces", OriginColumns),
     ("shard", MachineColumns),

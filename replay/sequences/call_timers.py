@@ -219,13 +219,13 @@ def sequence_settings(workload: Workload) -> SequenceSettings:
     )
 
 
-def check_mode(name: str) -> None:
+def check_mode(name: str, copies_results: bool = False) -> None:
     if runs_graphs(name):
         raise UserError(
             f"{name} replays CUDA graphs, whose results the next run of a call overwrites",
             "remove it from --mode for --sequence, or use compile",
         )
-    if not find_mode(name)[0].in_torch:
+    if not find_mode(name)[0].in_torch and not copies_results:
         raise UserError(
             f"{name} cannot replay a step: it does not write results to the memory that later calls read",
             "remove it from --mode for --sequence",

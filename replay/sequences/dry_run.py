@@ -34,7 +34,7 @@ from opgrip.replay.operators.memory import Arguments
 from opgrip.replay.results.results import OK, SKIPPED
 from opgrip.replay.run.workload import describe_failure
 from opgrip.replay.sequences.call_timers import CallProgram, SequenceSettings, make_call_program
-from opgrip.replay.sequences.step_memory import StepMemory, StreamPlan, reason_of
+from opgrip.replay.sequences.step_memory import StepMemory, StreamPlan, Viewed, reason_of
 from opgrip.replay.timing.rounds import NO_ROW, Announce
 from opgrip.traces.schema.arguments import GeneratorSpec, TensorSpec, leaves, map_leaves
 from opgrip.traces.schema.operator_arguments import Interface
@@ -56,7 +56,7 @@ class _Flowing:
 
 
 # function that creates a part of a call's arguments from the memory of its tensors
-Filling: TypeAlias = Callable[[StepMemory, tuple[int, ...]], Any]
+Filling: TypeAlias = Callable[[Viewed, tuple[int, ...]], Any]
 
 
 class PreparedCall:
@@ -101,7 +101,7 @@ class PreparedCall:
         if self._changes:
             self._inputs.restore()
 
-    def arguments(self, memory: StepMemory, storages: tuple[int, ...]) -> Arguments:
+    def arguments(self, memory: Viewed, storages: tuple[int, ...]) -> Arguments:
         """Return positional and keyword arguments; indices that the operator does not check are clamped to valid ones.
 
         storages : for each argument tensor, the number of the storage in `memory` that it uses
@@ -123,7 +123,7 @@ def _filling(value: Any, is_reused: bool) -> Filling:
     return lambda memory, storages: _filled(value, memory, storages)
 
 
-def _filled(tree: Any, memory: StepMemory, storages: tuple[int, ...]) -> Any:
+def _filled(tree: Any, memory: Viewed, storages: tuple[int, ...]) -> Any:
     def fill(leaf: Any) -> Any:
         if type(leaf) is not _Flowing:
             return leaf

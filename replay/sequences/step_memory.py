@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 
@@ -25,6 +25,12 @@ from opgrip.traces.values import ValueModel
 SHARE, SHARE_OF_DEVICE = 0.8, 0.9  # shares of the available memory that a replay may take: CPU, and accelerator
 COMPARED_BYTES = 1 << 26  # number of bytes that are copied at a time to compare storages on two devices
 SEEDS = 1 << 62
+
+
+class Viewed(Protocol):
+    """Memory of which calls take views, by number of the storage."""
+
+    def view(self, number: int, spec: TensorSpec) -> torch.Tensor: ...
 
 
 class StepMemory:

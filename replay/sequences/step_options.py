@@ -32,6 +32,16 @@ class SequenceOptions:
         column="method",
         common=True,
     )
+    accuracy: bool = option(
+        False,
+        "with --sequence: instead of timing, compare the step with a variant of it call by call, and name the calls "
+        "that explain the error of its results; the variant is a --mode, --dtype, --device or --candidate (default: "
+        "the same step with inputs changed in their last place)",
+        only=("traces", "one trace"),
+        needs=("--sequence",),
+        role=RUN,
+        common=True,
+    )
 
 
 @dataclass(frozen=True, slots=True)

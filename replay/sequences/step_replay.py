@@ -290,13 +290,13 @@ def replay_sequence(
         memory = StepMemory(flow.needs, flow.outside, trace.values, settings.place, settings.seed, room)
         dry_run = DryRun(flow, memory, trace.values, settings, excluded, announce)
         if settings.in_graphs:
-            graphs = StepGraphs(_beginning(dry_run, settings), run_call)
+            graphs = StepGraphs(beginning(dry_run, settings), run_call)
             passes = measure_passes(dry_run, {}, settings, on_progress, graphs.run)
             result = make_result(trace, flow, dry_run.plans, passes, Passes(), settings.device)
             return graphs.described(dry_run, result)
         dry_run.streams = plan_streams(trace, flow, settings.device)
         on_cpu = pages.CONTROLLED and torch.device(settings.device).type == "cpu"
-        run_pass = in_pairs(_beginning(dry_run, settings)) if settings.in_pairs else run_timed
+        run_pass = in_pairs(beginning(dry_run, settings)) if settings.in_pairs else run_timed
         on_host = measure_passes(dry_run, new_memory(trace, flow) if on_cpu else {}, settings, on_progress, run_pass)
         on_device = _measure_on_device(dry_run, settings, on_host.kept, on_progress, run_pass)
     result = make_result(trace, flow, dry_run.plans, on_host, on_device, settings.device)
@@ -322,7 +322,7 @@ def measure_passes(
     """Complete the dry run, and time runs of the whole step until there are enough."""
     if memory:
         pages.keep_freed_memory()
-    begin = _beginning(dry_run, settings)
+    begin = beginning(dry_run, settings)
     _settle(dry_run, begin, settings, on_progress)
     timed, untimed = Passes(), settings.warmup - DRY_RUNS
     most_failures = MOST_CAPTURES if settings.in_graphs else MOST_FAILURES
@@ -382,7 +382,7 @@ def _measure_on_device(
     timed = Passes()
     if not is_accelerator(settings.device) or not passes:
         return timed
-    begin, device = _beginning(dry_run, settings), settings.device
+    begin, device = beginning(dry_run, settings), settings.device
     launch_ns = typical_ns([one.times_ns for one in passes])
     is_measured = False
     count = min(FEWEST, settings.repeats or FEWEST)
@@ -406,7 +406,7 @@ def _measure_on_device(
     return timed
 
 
-def _beginning(dry_run: DryRun, settings: SequenceSettings) -> Callable[[], None]:
+def beginning(dry_run: DryRun, settings: SequenceSettings) -> Callable[[], None]:
     def begin() -> None:
         dry_run.begin()
         _set_seed(settings.device, settings.seed)
@@ -456,36 +456,53 @@ def _set_seed(device: str, seed: int) -> None:
 MODULE = "opgrip.replay.sequences.step_replay"
 
 
+Answer = Callable[[Workload, Excluded, Heartbeat, int], None]
+
+
 def replay_apart(
     workload: Workload, on_progress: ProgressCallback = ignore_progress, may_fork: bool = True
 ) -> SequenceResult:
-    """Replay a step in a child process; if a call ends the process, replay again without the calls of its signature."""
+    return msgspec.convert(run_apart(workload, _answer, MODULE, on_progress, may_fork), SequenceResult)
+
+
+def run_apart(
+    workload: Workload, answer_with: Answer, module: str, on_progress: ProgressCallback, may_fork: bool
+) -> Any:
+    """Replay a step in a child process; if a call ends the process, replay again without the calls of its signature.
+
+    answer_with : function that replays the step and writes its result; `module` calls it if the process is not a fork
+    """
     excluded: dict[int, tuple[str, str]] = {}
 
     def run(_: int, output: int, heartbeat: Heartbeat) -> None:
-        _answer(workload, excluded, heartbeat, output)
+        answer_with(workload, excluded, heartbeat, output)
 
     while True:
-        with WorkloadChild(workload, may_fork, run, MODULE, {"excluded": list(excluded.items())}) as child:
+        with WorkloadChild(workload, may_fork, run, module, {"excluded": list(excluded.items())}) as child:
             result = child.result(on_progress)
         if not isinstance(result, Ended):
-            return msgspec.convert(result, SequenceResult)
+            return result
         if result.item == IDLE or result.item in excluded or len(excluded) == MOST_FAILURES:
             raise UserError("the process that runs the calls cannot continue", result.reason)
         excluded[result.item] = result.status, result.reason
 
 
 def _answer(workload: Workload, excluded: Excluded, heartbeat: Heartbeat, output: int) -> None:
-    settings = sequence_settings(workload)
-    if not is_accelerator(settings.device):
-        limit_memory(settings.room_bytes, settings.device)
+    settings = limited_settings(workload)
     answer(
         lambda on_progress: asdict(replay_sequence(workload.trace, settings, on_progress, excluded, heartbeat.enter)),
         output,
     )
 
 
-def main() -> int:
+def limited_settings(workload: Workload) -> SequenceSettings:
+    settings = sequence_settings(workload)
+    if not is_accelerator(settings.device):
+        limit_memory(settings.room_bytes, settings.device)
+    return settings
+
+
+def serve_apart(answer_with: Answer) -> int:
     request, heartbeat, output = receive_request()
     # the parent reports the last line that a dying process writes as the reason
     warnings.simplefilter("ignore")
@@ -493,7 +510,7 @@ def main() -> int:
     use_device(workload.device)
     try:
         try:
-            _answer(workload, dict(request["excluded"]), heartbeat, output)
+            answer_with(workload, dict(request["excluded"]), heartbeat, output)
         except Exception as error:
             # if the device is lost, restoring its random state has raised this error instead
             check_use(workload.device, error)
@@ -565,4 +582,4 @@ def _scaled(judged: JudgedStep, shares: Mapping[int, float], workload: Workload)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(serve_apart(_answer))

@@ -124,7 +124,8 @@ class _ListFormats(argparse.Action):
 
 
 CALL, UNITS = "call", ("call", "module", "function")
-MODE = re.compile(r"eager|compile(-dynamic)?(:[A-Za-z0-9_]+)?")
+MODE = re.compile(r"eager|compile(-dynamic)?(:[A-Za-z0-9_]+)?|b?float16|candidate:[^=]+\.py:[A-Za-z_]\w*")
+MODES = "eager, compile, compile-dynamic, compile:BACKEND, candidate:FILE.py:FUNCTION, bfloat16 or float16"
 EXPORT_EXAMPLES = """\
 examples:
   opgrip trace export-case trace:faster_rcnn 17 -o case.py && python case.py
@@ -163,8 +164,7 @@ def prepare_export(parser: argparse.ArgumentParser) -> None:
         type=_mode,
         default="eager",
         metavar="MODE",
-        help="mode in which the script runs the case, in addition to eager: eager, compile, compile-dynamic or "
-        "compile:BACKEND (default: %(default)s)",
+        help="mode in which the script runs the case, in addition to eager: " + MODES + " (default: %(default)s)",
     )
     add_output(parser, ".py file to write", required=True)
     add_options(parser, Cut)
@@ -173,7 +173,7 @@ def prepare_export(parser: argparse.ArgumentParser) -> None:
 
 def _mode(text: str) -> str:
     if MODE.fullmatch(text) is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not eager, compile, compile-dynamic or compile:BACKEND")
+        raise argparse.ArgumentTypeError(f"{text!r} is not {MODES}")
     return text
 
 

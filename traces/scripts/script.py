@@ -125,7 +125,7 @@ def _bits(name: str, spec: TensorSpec) -> Iterator[str]:
         yield f"{name}.requires_grad_()"
 
 
-STANDARD = ("argparse", "base64", "collections", "math", "statistics", "time", "zlib")
+STANDARD = ("argparse", "base64", "collections", "math", "runpy", "statistics", "time", "zlib")
 MOST_THREADS = 1 << 10
 
 

@@ -72,11 +72,40 @@ def tensors(tree):
 
 
 def prepared(mode):
-    """Return the function that a mode runs: eager, compile, compile-dynamic or compile:BACKEND."""
+    """Return the function that a mode runs: eager, compile, compile-dynamic or compile:BACKEND, another implementation
+    as candidate:FILE.py:FUNCTION, or the operator in bfloat16 or float16."""
     name, _, backend = mode.partition(":")
     if name == "eager":
         return OPERATOR
+    if name == "candidate":
+        source, _, function = backend.rpartition(":")
+        return runpy.run_path(source)[function]
+    if name in ("bfloat16", "float16"):
+        return in_dtype(getattr(torch, name))
     return torch.compile(OPERATOR, backend=backend or "inductor", dynamic=name == "compile-dynamic")
+
+
+def cast_all(tree, dtype):
+    """Return a copy in which floating-point tensors and dtypes are of another dtype."""
+    if isinstance(tree, (list, tuple)):
+        return type(tree)([cast_all(item, dtype) for item in tree])
+    if isinstance(tree, dict):
+        return {name: cast_all(item, dtype) for name, item in tree.items()}
+    if isinstance(tree, torch.dtype):
+        return dtype if tree.is_floating_point else tree
+    is_cast = isinstance(tree, torch.Tensor) and tree.is_floating_point()
+    return tree.to(dtype) if is_cast else tree
+
+
+def in_dtype(dtype):
+    """Return the operator computed in another dtype, with results in the dtype of the first floating-point argument."""
+
+    def run(*positional, **named):
+        given = [tensor.dtype for tensor in tensors([*positional, *named.values()]) if tensor.is_floating_point()]
+        result = OPERATOR(*cast_all(positional, dtype), **cast_all(named, dtype))
+        return cast_all(tensors(result), given[0]) if given else result
+
+    return run
 
 
 def compare(results, expected):
@@ -108,7 +137,8 @@ def main():
     parser.add_argument("--device", default=RECORDED_DEVICE)
     parser.add_argument("--threads", type=int, default=RECORDED_THREADS)
     parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--mode", default=MODE, help="eager, compile, compile-dynamic or compile:BACKEND")
+    parser.add_argument("--mode", default=MODE, help="eager, compile, compile-dynamic, compile:BACKEND, "
+                        "candidate:FILE.py:FUNCTION, bfloat16 or float16")
     args = parser.parse_args()
     if torch.device(args.device).type != "cpu" and not torch.get_device_module(args.device).is_available():
         raise SystemExit(f"{args.device} is not available here: choose another with --device, such as cpu")
@@ -187,4 +217,5 @@ def make_module(cls, parameters, buffers, modules, fields):
 RESERVED = (
     *("OPERATOR", "MODE", "MUTATES", "RECORDED_DEVICE", "RECORDED_THREADS", "RESULTS", "SHARED"),
     *("keep", "make_object", "make_module", "make_inputs", "tensors", "prepared", "compare", "timed", "main"),
+    *("cast_all", "in_dtype"),
 )

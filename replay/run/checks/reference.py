@@ -357,7 +357,11 @@ class Truths:
 
 
 def truths_of(
-    function: Callable[..., Any], make_arguments: Callable[[], Arguments], mutates: bool, seed: int
+    function: Callable[..., Any],
+    make_arguments: Callable[[], Arguments],
+    mutates: bool,
+    seed: int,
+    disturbances: int = DISTURBED,
 ) -> Truths | None:
     first = make_arguments()
     strided = [tensor for tensor in tensors_in(list(first)) if tensor.layout is torch.strided]
@@ -372,7 +376,7 @@ def truths_of(
     tf32 = takes_float32(tensors_in(list(first))) and may_use_tf32(mode.names)
     disturbed = [
         _attempted(function, _raised(make_arguments(), number, tf32), mutates, seed, _InFloat64())
-        for number in range(DISTURBED)
+        for number in range(disturbances)
     ]
     return Truths(exact, tuple(run for run in disturbed if run is not None), tf32)
 

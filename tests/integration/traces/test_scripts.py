@@ -25,7 +25,7 @@ from opgrip.traces.schema.records import Signature
 from opgrip.traces.scripts.script import script_of
 from opgrip.traces.values import ValueModel, fit
 
-ALONE = {"argparse", "base64", "collections", "math", "statistics", "time", "zlib", "torch"}
+ALONE = {"argparse", "base64", "collections", "math", "runpy", "statistics", "time", "zlib", "torch"}
 
 
 def check_source(source: str) -> None:
