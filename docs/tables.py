@@ -18,7 +18,7 @@ import results_schema
 from opgrip.cli.command import counted
 from opgrip.cli.options import Option, flag_of, options_in, title_of, words_in
 from opgrip.replay.analyses import in_order
-from opgrip.replay.command.opreplay import make_parser, option_classes
+from opgrip.replay.command.job import make_parser, option_classes
 from opgrip.replay.reports.cells import ON_REQUEST
 from opgrip.replay.reports.comparison.comparison import ComparisonColumns
 from opgrip.replay.results.columns import Column, columns_in

@@ -25,7 +25,7 @@ from opgrip.replay.analyses.candidates import print_judgement
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.functions import FunctionTrial, function_case, try_function
 from opgrip.replay.cases.selection import PROGRAM
-from opgrip.replay.command.opreplay import job_from_keywords
+from opgrip.replay.command.job import job_from_keywords
 from opgrip.replay.command.replay import replay, run_job
 from opgrip.replay.command.replay_kind import unfulfilled
 from opgrip.replay.command.run_requests import check_output, options_of

@@ -12,7 +12,7 @@ from typing import Any
 
 from opgrip.cli.progress import QuietReporter, Reporter
 from opgrip.errors import UserError, in_words_of_python
-from opgrip.replay.command.opreplay import ReplayJob, job_from_keywords
+from opgrip.replay.command.job import ReplayJob, job_from_keywords
 from opgrip.replay.command.replay_kind import Replay, keep, unfulfilled
 from opgrip.replay.command.several_traces import SeveralTraces, targets_of
 from opgrip.replay.command.trace_replay import Accuracy, OneTrace, Ranks, Step

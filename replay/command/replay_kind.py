@@ -19,7 +19,7 @@ from opgrip.errors import UserError
 from opgrip.replay.analyses import Analysis
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.selection import BACKWARD, PointOptions, Selection
-from opgrip.replay.command.opreplay import ReplayJob, ScoreOptions
+from opgrip.replay.command.job import ReplayJob, ScoreOptions
 from opgrip.replay.inputs.input_options import InputOptions
 from opgrip.replay.modes import EAGER, ModeOptions, Tuning
 from opgrip.replay.reports import OutputOptions

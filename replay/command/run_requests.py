@@ -15,7 +15,7 @@ from opgrip.replay.analyses import analyses
 from opgrip.replay.cases.selection import CALL, MODULE, PROGRAM
 from opgrip.replay.cases.sources import source_of
 from opgrip.replay.cases.sources.operator import target_of
-from opgrip.replay.command.opreplay import OperatorRequest, ReplayJob, job_from_keywords
+from opgrip.replay.command.job import OperatorRequest, ReplayJob, job_from_keywords
 from opgrip.replay.inputs.input_options import InputOptions
 from opgrip.replay.modes import CANDIDATE, EAGER, ModeOptions
 from opgrip.replay.modes.candidate import OF_MODULES, CandidateOptions

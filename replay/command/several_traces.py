@@ -21,7 +21,7 @@ from opgrip.errors import MissingFileError, NothingSelectedError, UserError
 from opgrip.replay.analyses import Analysis, UnaskedAnalysis
 from opgrip.replay.cases.selection import Selection
 from opgrip.replay.cases.sources import source_of
-from opgrip.replay.command.opreplay import ReplayJob
+from opgrip.replay.command.job import ReplayJob
 from opgrip.replay.command.replay_kind import Replay, ReplayOutcome
 from opgrip.replay.command.run_requests import check_output, options_of, request_of
 from opgrip.replay.command.trace_replay import OneTrace

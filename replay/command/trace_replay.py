@@ -22,7 +22,7 @@ from opgrip.platform.machine import available_memory, describe_processors
 from opgrip.replay.analyses import Analysis, AnalysisSession
 from opgrip.replay.cases.selection import Selection
 from opgrip.replay.cases.sources import source_of
-from opgrip.replay.command.opreplay import ReplayJob
+from opgrip.replay.command.job import ReplayJob
 from opgrip.replay.command.replay_kind import Replay, ReplayOutcome
 from opgrip.replay.command.run_requests import check_output, request_of
 from opgrip.replay.inputs.input_options import InputOptions

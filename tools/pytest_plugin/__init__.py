@@ -36,7 +36,7 @@ from opgrip.tools.pytest_plugin.measured import (
 
 if TYPE_CHECKING:
     from opgrip.replay.cases.cases import Case
-    from opgrip.replay.command.opreplay import ReplayJob
+    from opgrip.replay.command.job import ReplayJob
     from opgrip.replay.reports.outcome import Results
     from opgrip.replay.results.results import Result
 
@@ -229,7 +229,7 @@ class TraceFile(pytest.File):
         return Results.load(path)
 
     def _job(self) -> ReplayJob:
-        from opgrip.replay.command.opreplay import job_from_arguments, make_parser
+        from opgrip.replay.command.job import job_from_arguments, make_parser
 
         text = self.config.getoption("--opgrip-options")
         with redirect_stderr(io.StringIO()) as said:

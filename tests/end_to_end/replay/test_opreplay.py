@@ -12,7 +12,7 @@ from made_runs import make_row
 from programs import ROOT, SHIPPED_TRACES, refusal, run_command, succeed
 
 from opgrip.replay import Results
-from opgrip.replay.command.opreplay import job_from_arguments, make_parser
+from opgrip.replay.command.job import job_from_arguments, make_parser
 from opgrip.replay.command.replay_kind import unfulfilled
 from opgrip.replay.results.results import CONTENDED, FAILED, OK, SKIPPED, UNSUPPORTED, WRONG, Result
 from opgrip.traces import load

@@ -15,7 +15,7 @@ from programs import refusal, run_command, succeed
 from opgrip.cli.progress import SilentReporter
 from opgrip.errors import UserError
 from opgrip.replay import Results, compare, replay
-from opgrip.replay.command.opreplay import job_from_keywords
+from opgrip.replay.command.job import job_from_keywords
 from opgrip.replay.command.replay import plan
 from opgrip.replay.command.several_traces import SeveralTraces, targets_of
 from opgrip.replay.command.trace_replay import OneTrace, Ranks, Step

@@ -24,7 +24,7 @@ from programs import ROOT, SHIPPED_TRACES, program_path, run_command, run_python
 
 from opgrip.capture.command.capture_options import make_parser as capture_parser
 from opgrip.capture.on_demand.verbs import VERBS, make_verb_parser
-from opgrip.replay.command.opreplay import make_parser as replay_parser
+from opgrip.replay.command.job import make_parser as replay_parser
 from opgrip.replay.modes import modes
 from opgrip.replay.reports.comparison.results_store import Store
 from opgrip.tools.opgrip import make_parser as opgrip_parser

@@ -16,7 +16,7 @@ from opgrip.cli.options import CASES, EFFORT, IDENTITY, OUTPUT, RUN, options_in
 from opgrip.errors import UserError
 from opgrip.replay.analyses.nsys import NsysColumns
 from opgrip.replay.cases.cases import make_cases
-from opgrip.replay.command.opreplay import job_from_arguments, make_parser, option_classes
+from opgrip.replay.command.job import job_from_arguments, make_parser, option_classes
 from opgrip.replay.command.run_requests import request_with
 from opgrip.replay.reports.cells import all_columns, read_frame
 from opgrip.replay.reports.comparison.comparison import compare

@@ -21,7 +21,7 @@ from opgrip.cli.options import arguments_of
 from opgrip.errors import ExistingFileError
 from opgrip.replay import Results, benchmark, replay
 from opgrip.replay.cases.cases import Selection, make_cases
-from opgrip.replay.command.opreplay import make_parser
+from opgrip.replay.command.job import make_parser
 from opgrip.replay.command.run_requests import request_with
 from opgrip.replay.inputs import filling
 from opgrip.replay.operators.lookup import Unsupported, find_operator

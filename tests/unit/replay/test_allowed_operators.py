@@ -11,7 +11,7 @@ import pytest
 import torch
 from programs import SHIPPED_TRACES, run_python
 
-from opgrip.replay.command.opreplay import job_from_arguments, make_parser
+from opgrip.replay.command.job import job_from_arguments, make_parser
 from opgrip.replay.command.run_requests import options_of
 from opgrip.replay.inputs.input_options import InputOptions
 from opgrip.replay.operators.admission import LOOK_FOR, MMCV, Untrusted
