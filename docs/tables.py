@@ -76,7 +76,10 @@ def _columns() -> Iterator[str]:
     yield "`python docs/tables.py` writes these tables. Every row of a replay has these columns:\n"
     yield from _table(columns_in(Result))
     parts = [item for item in in_order() if item.columns is not None]
-    for word, declared in [*((words_in(item.options)[0], item.columns) for item in parts), *ON_REQUEST]:
+    for word, declared in [
+        *(((*words_in(item.options), "an analysis")[0], item.columns) for item in parts),
+        *ON_REQUEST,
+    ]:
         yield f"Added with {word if ' ' in word else f'`{flag_of(word)}`'}:\n"
         yield from _table(columns_in(declared))
     yield "## Columns of comparisons\n"
