@@ -35,7 +35,7 @@ from opgrip.replay.operators.lookup import Operator, Unsupported
 from opgrip.replay.operators.memory import CallMemory, Function, tensors_in
 from opgrip.replay.run.checks.reference import DRAWN_ONCE, Reference
 from opgrip.replay.run.checks.verdicts import ResultVerdict, WrongResultError, wrong
-from opgrip.replay.run.untrusted_process import Held
+from opgrip.replay.run.untrusted_process import HeldResults
 from opgrip.replay.run.workload import Workload
 from opgrip.replay.timing.caches import MemoryUse
 from opgrip.replay.timing.stopwatch import Stopwatch
@@ -99,7 +99,7 @@ class UntrustedProcess:
         self._stopped: list[_Thread] = []
         self.took_ns = 0
         # addresses and sizes of results of the runs before the latest one, and of that one
-        self.earlier = Held()
+        self.earlier = HeldResults()
         self.latest: Sequence[Any] = ()
 
     def ask(self, message: Mapping[str, Any]) -> Any:

@@ -64,7 +64,7 @@ def critical_functions(device: str) -> dict[str, Any]:
     return functions
 
 
-class Held(deque[tuple[Sequence[Any], int]]):
+class HeldResults(deque[tuple[Sequence[Any], int]]):
     """The results of the latest runs before the last one, with their bytes."""
 
     def add(self, results: Sequence[Any], size: int) -> None:
@@ -84,7 +84,7 @@ class CallProcess:
         self._storages: list[torch.UntypedStorage] = []
         self._arguments: Arguments = ((), {})
         self._results: list[tuple[Any, torch.UntypedStorage | None]] = []
-        self._held = Held()
+        self._held = HeldResults()
         self._places: list[Any] = []
         self._stack = ExitStack()
 

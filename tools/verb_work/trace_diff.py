@@ -15,7 +15,7 @@ from opgrip.errors import UserError
 from opgrip.tools.verbs import report_output
 from opgrip.tools.verbs.trace_options import ANY
 from opgrip.traces.analysis.differences import (
-    Row,
+    SignatureRow,
     Tolerances,
     TraceDifference,
     compare_sides,
@@ -91,7 +91,7 @@ def _pair(one: str, other: str) -> str:
     return one if one == other else f"{one} → {other}"
 
 
-def _values(row: Row) -> str:
+def _values(row: SignatureRow) -> str:
     return values_text(row)
 
 

@@ -278,7 +278,7 @@ class Tolerances:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SignatureRow:
     """Comparison of one signature; a pair has a value of each side.
 
     values : statistics that changed, as (index of the tensor, name of the statistic, value before, value after)
@@ -311,17 +311,17 @@ class TraceDifference:
 
     names: tuple[str, str]
     facts: list[tuple[str, Any, Any]]
-    rows: list[Row]
+    rows: list[SignatureRow]
     unit: str = TRACE
     units: tuple[float, float] = (1, 1)
     operators: list[OperatorRow] = field(default_factory=list)
     by_call: bool = False
 
-    def of_kind(self, kind: str) -> list[Row]:
+    def of_kind(self, kind: str) -> list[SignatureRow]:
         return [row for row in self.rows if kind in row.kinds]
 
     @property
-    def changed(self) -> list[Row]:
+    def changed(self) -> list[SignatureRow]:
         return [row for row in self.rows if row.kinds]
 
     def as_json(self) -> dict[str, Any]:
@@ -376,8 +376,8 @@ def _side_of(traces: Iterable[Trace]) -> Side:
     return side
 
 
-def _operators(rows: Iterable[Row], tolerances: Tolerances) -> Iterator[OperatorRow]:
-    by_op: dict[str, list[Row]] = {}
+def _operators(rows: Iterable[SignatureRow], tolerances: Tolerances) -> Iterator[OperatorRow]:
+    by_op: dict[str, list[SignatureRow]] = {}
     for row in rows:
         by_op.setdefault(row.op, []).append(row)
     calls = [max(1, sum(row.counts[side] for own in by_op.values() for row in own)) for side in (0, 1)]
@@ -390,7 +390,7 @@ def _operators(rows: Iterable[Row], tolerances: Tolerances) -> Iterator[Operator
     yield from sorted(changed, key=lambda row: (-abs(row.shares[1] - row.shares[0]), row.op))
 
 
-def _row(key: str, before: Side, after: Side, unit: str, tolerances: Tolerances) -> Row:
+def _row(key: str, before: Side, after: Side, unit: str, tolerances: Tolerances) -> SignatureRow:
     one, other = (side.cases.get(key, Cases()) for side in (before, after))
     shares = one.time_ns / max(before.time_ns, 1e-9), other.time_ns / max(after.time_ns, 1e-9)
     values: tuple[tuple[int, str, Any, Any], ...] = ()
@@ -410,7 +410,7 @@ def _row(key: str, before: Side, after: Side, unit: str, tolerances: Tolerances)
         if values:
             kinds.append(VALUES)
     first = one if one.count else other
-    return Row(
+    return SignatureRow(
         key,
         first.op,
         first.call,
@@ -450,7 +450,7 @@ def write_difference(difference: TraceDifference, path: Path, force: bool) -> No
         write_text("\n".join([*_as_markdown(difference), ""]), path, force)
 
 
-def values_text(row: Row) -> str:
+def values_text(row: SignatureRow) -> str:
     return ", ".join(
         f"tensor {place} {name} {_number(one)} → {_number(other)}" for place, name, one, other in row.values
     )

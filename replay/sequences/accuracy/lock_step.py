@@ -27,7 +27,7 @@ from opgrip.traces.schema.records import NO_STORAGE
 
 
 class Overlay:
-    """The memory of a run: storages of its own where its values differ from the reference's.
+    """The memory of a run: separate storages where its values differ from the reference's.
 
     errors : relative error of the values that were written last, by number of the storage
     """
