@@ -176,6 +176,18 @@ class Inputs:
         if self._pristine:
             self.keep()
 
+    def reorder(self) -> None:
+        """Move the rows of floating-point tensors by a random number of places; those with rows in order stay."""
+        for view in (self._view(piece) for planned in self._planned for piece in planned.pieces):
+            dimension = next((number for number, size in enumerate(view.shape) if size > 1), None)
+            if dimension is None or not view.is_floating_point() or 0 in view.stride():
+                continue
+            steps = view.diff(dim=dimension)
+            if not bool((steps >= 0).all()) and not bool((steps <= 0).all()):
+                view.copy_(view.roll(int(torch.randint(1, view.shape[dimension], ())), dimension))
+        if self._pristine:
+            self.keep()
+
     def _float_memory(self) -> list[torch.Tensor]:
         dtypes: dict[int, set[torch.dtype]] = {}
         for piece in (piece for planned in self._planned for piece in planned.pieces):

@@ -62,7 +62,7 @@ from opgrip.replay.run.programs import (
     run_program,
     with_backward,
 )
-from opgrip.replay.run.untrusted import CHANGE, UNKNOWN, untrusted_call, untrusted_function
+from opgrip.replay.run.untrusted import CHANGE, UNKNOWN, needs_reordering, untrusted_call, untrusted_function
 from opgrip.replay.run.workload import Workload, device_of, empty_row, fail, key_of
 from opgrip.replay.timing.ranges import PREPARE, entered
 from opgrip.replay.timing.rounds import Announce
@@ -218,6 +218,8 @@ class _Preparation:
             if other.has_values_of(inputs[0]):
                 # the values are the same with each seed
                 other.change(CHANGE)
+                if needs_reordering(operator.function, inputs[0]):
+                    other.reorder()
             actual = _run_with_other_values(program, operator, tried[0], other)
             verdicts += self._verdicts(case, variant, len(inputs), operator, other, actual)
         fill_verdict(row, verdicts)

@@ -43,7 +43,7 @@ from opgrip.replay.timing.timed_functions import InputSet, Stratum, TimedFunctio
 from opgrip.traces.codec.record_forms import to_json
 from opgrip.traces.io.sample_folder import OPENED
 from opgrip.traces.rebuild import tensor_over
-from opgrip.traces.schema.arguments import DTYPES, GeneratorSpec, TensorSpec, decode, encode, map_leaves
+from opgrip.traces.schema.arguments import DTYPES, GeneratorSpec, TensorSpec, decode, encode, leaves, map_leaves
 from opgrip.traces.schema.records import Signature
 
 MODULE = "opgrip.replay.run.untrusted_process"
@@ -448,6 +448,7 @@ class UntrustedFunction(TimedFunction):
     draw: Callable[[int, int], Inputs]
     check: Check | None
     overhead_ns: list[int]
+    reorders: bool
     _took_ns: list[int] = field(default_factory=list)
     _checks: int = 0
     _compared: Sequence[Any] = ()
@@ -515,6 +516,8 @@ class UntrustedFunction(TimedFunction):
         torch.default_generator.manual_seed(secrets.randbits(62))
         inputs = self.draw(index, secrets.randbits(62))
         inputs.change(CHANGE)
+        if self.reorders:
+            inputs.reorder()
         return inputs
 
 
@@ -535,6 +538,30 @@ def _original(name: str, function: Function) -> Candidate:
     module = function.__module__
     source = str(sys.modules[module].__file__) if module.startswith(OPENED) else module
     return Candidate(name, source, function.__qualname__)
+
+
+def needs_reordering(function: Function, inputs: Inputs) -> bool:
+    """Return True if changed values have the same integer results, as of `argmax`, and reordered ones have others."""
+    changed, reordered = inputs.copy(), inputs.copy()
+    changed.change(CHANGE)
+    reordered.reorder()
+    try:
+        first, second, third = (_results(function, item) for item in (inputs, changed, reordered))
+    except Exception:
+        # the order of the values matters, as of a positive definite matrix
+        return False
+    return all(map(_are_same, first, second)) and not all(map(_are_same, first, third))
+
+
+def _results(function: Function, inputs: Inputs) -> list[Any]:
+    args, kwargs = inputs.copy_arguments()
+    return [*leaves(function(*args, **kwargs)), *tensors_in([args, kwargs])]
+
+
+def _are_same(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one.is_floating_point() or one.is_complex() or torch.equal(one, other)
+    return isinstance(one, float) or bool(one == other)
 
 
 def untrusted_function(
@@ -571,4 +598,6 @@ def untrusted_function(
         draw=lambda place, seed: draw(signatures[place], seed=seed),
         check=check if variant.mode == CANDIDATE else None,
         overhead_ns=overhead_ns,
+        reorders=draw(signatures[0], seed=1).has_values_of(inputs[0])
+        and needs_reordering(operator.function, inputs[0]),
     )

@@ -157,13 +157,15 @@ def unsteady(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
     return OPERATOR(x, dim, half_to_float) * (1 + 1e-7 * (unsteady.calls % 3))  # type: ignore[attr-defined]
 
 
-def keeping(key: Callable[[Tensor], Any], copies: bool = True) -> Callable[..., Tensor]:
-    """Return a softmax that computes one result for each key of an input, and returns it or copies of it."""
+def keeping(
+    key: Callable[[Tensor], Any], copies: bool = True, operator: Callable[..., Tensor] = OPERATOR
+) -> Callable[..., Tensor]:
+    """Return an operator that computes one result for each key of an input, and returns it or copies of it."""
     results: dict[Any, Tensor] = {}
 
-    def kept(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    def kept(x: Tensor, *others: Any) -> Tensor:
         if key(x) not in results:
-            results[key(x)] = OPERATOR(x, dim, half_to_float)
+            results[key(x)] = operator(x, *others)
         return results[key(x)].clone() if copies else results[key(x)]
 
     return kept
@@ -256,6 +258,8 @@ def short_calls(tmp_path_factory: pytest.TempPathFactory) -> Path:
         torch.native_dropout(torch.ones(16, 64), 0.5, True)
         torch.randn(8, 8).add_(torch.randn(8, 8))
         torch.randn(3, 1).squeeze_(1)
+        torch.argmax(torch.randn(40), 0)
+        torch.bucketize(torch.tensor([0.5, 2.5]), torch.arange(4.0))
     return path
 
 
@@ -265,6 +269,7 @@ def short_calls(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (keeping(lambda x: x.shape), SOFTMAX, "elements differ"),
         (keeping(Tensor.data_ptr), SOFTMAX, "elements differ"),
         (keeping(id), SOFTMAX, "elements differ"),
+        (keeping(lambda x: x.shape, operator=torch.argmax), "aten.argmax.default", "indices of elements"),
         (keeping(lambda x: (id(x), x._version), copies=False), SOFTMAX, AGAIN),
         (in_buffers(1), SOFTMAX, AGAIN),
         (in_buffers(4), SOFTMAX, AGAIN),
@@ -280,8 +285,16 @@ def test_earlier_results_and_wrong_results_of_timed_runs_are_wrong(
     assert (verdict, reason in str(error)) == ("wrong", True), error
 
 
-def test_operator_that_changes_only_the_shape_of_its_argument_is_judged(short_calls: Path) -> None:
-    ((_, error),) = verdicts_of(short_calls, Tensor.squeeze_, "aten.squeeze_.dim").values()
+@pytest.mark.parametrize(
+    ("candidate", "op"),
+    [
+        (Tensor.squeeze_, "aten.squeeze_.dim"),
+        (torch.argmax, "aten.argmax.default"),
+        (lambda x, edges: (x[:, None] > edges).sum(1), "aten.bucketize.Tensor"),
+    ],
+)
+def test_operators_of_shapes_and_orders_are_judged(short_calls: Path, candidate: Callable[..., Any], op: str) -> None:
+    ((_, error),) = verdicts_of(short_calls, candidate, op).values()
     assert error is None
 
 

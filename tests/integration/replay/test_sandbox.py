@@ -328,6 +328,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         torch.softmax(torch.randn(32, 64), -1)
         torch.native_dropout(torch.randn(32, 64), 0.25, True)
         torch.randn(256, generator=torch.Generator())
+        torch.argmax(torch.randn(40), 0)
     yield path
     for candidate in list(untrusted._processes):
         untrusted.end_process(candidate)
@@ -407,6 +408,13 @@ def test_cheat_of_the_benchmark_is_wrong(trace: Path, name: str) -> None:
     row = row_of(trace, name, op, file=str(FOLDER / "cheats.py"))
     assert CandidateColumns.of(row).verdict == "wrong"
     assert reason in str(row.error)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("name", "is_right"), [("argmax", True), ("argmax_kept_by_shape", False)])
+def test_index_is_compared_for_values_in_another_order(trace: Path, name: str, is_right: bool) -> None:
+    assert (row_of(trace, name, "aten.argmax.default").error is None) == is_right
 
 
 @pytest.mark.slow

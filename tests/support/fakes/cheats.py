@@ -276,3 +276,16 @@ def forged_answer(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
         if "pipe:" in os.path.realpath(f"/proc/self/fd/{name}") and int(name) > 2:
             os.write(int(name), b"[5000, [0, 0]]\n")
     return honest(x, dim, half_to_float)
+
+
+def argmax(x: Tensor, dim: int) -> Tensor:
+    return torch.argmax(x, dim)
+
+
+_indices: dict[torch.Size, Tensor] = {}
+
+
+def argmax_kept_by_shape(x: Tensor, dim: int) -> Tensor:
+    if x.shape not in _indices:
+        _indices[x.shape] = torch.argmax(x, dim)
+    return _indices[x.shape].clone()
