@@ -216,12 +216,11 @@ def _doubts(results: Sequence[Result]) -> list[str]:
             "over a quarter, or disturbed by the capture, slow memory or other processes"
         )
     different = [result.share or 0.0 for result in results if result.differs]
+    words = {word for result in results for word in result.doubts.split(", ")}
     if different:
         rows = f"{counted(len(different), 'row')} with {fsum(different):.1%} of the time"
-        lines.append(
-            f"{DIFFERS}: {rows} took over {FACTOR} times longer or shorter than in the program; likely reasons:"
-        )
-    words = {word for result in results for word in result.doubts.split(", ")}
+        line = f"{DIFFERS}: {rows} took over {FACTOR} times longer or shorter than in the program"
+        lines.append(f"{line}; likely reasons:" if any(word.startswith(f"{DIFFERS} (") for word in words) else line)
     return lines + [f"{word}: {meaning}" for word, meaning in MEANINGS.items() if word in words]
 
 
