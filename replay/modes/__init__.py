@@ -218,7 +218,6 @@ class ModeOptions:
         metavar="MODE",
         only=("single cases",),
         role=RUN,
-        common=True,
     )
 
     @property
