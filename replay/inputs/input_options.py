@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from opgrip.cli.command import InvalidValueError, did_you_mean, seed
 from opgrip.cli.option_types import floating_dtype
 from opgrip.cli.options import CASES, IDENTITY, RUN, option, titled
 from opgrip.replay.operators.admission import ALL_OF_TORCH, TRUSTED_EXTENSIONS, extension_of
-
-if TYPE_CHECKING:
-    pass
 
 RECORDED, RANDOM, ZEROS = "recorded", "random", "zeros"
 KINDS = (RECORDED, RANDOM, ZEROS)

@@ -60,7 +60,8 @@ def import_trusted(name: str) -> ModuleType:
 
 def _import_file(path: str) -> ModuleType:
     name = module_of(path)
-    if getattr(loaded := sys.modules.get(name), "__file__", None) != path and loaded is not None:
+    loaded = sys.modules.get(name)
+    if loaded is not None and getattr(loaded, "__file__", None) != path:
         # such as a file that is named like a module of Python; the name of a library must not change
         name = f"{zlib.crc32(path.encode()):08x}.{name}"
         loaded = sys.modules.get(name)
