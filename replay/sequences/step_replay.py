@@ -269,6 +269,21 @@ MOST_FAILURES = 20  # maximum number of calls that fail after the dry run or end
 MOST_CAPTURES = 2  # times that a step is captured in graphs if captures fail: a dry run changes little about it
 
 
+@contextmanager
+def opened_step(
+    trace: Trace, settings: SequenceSettings, excluded: Excluded, announce: Announce
+) -> Iterator[tuple[Trace, DryRun]]:
+    """Yield the trace with values for all arguments, and a dry run of its calls; random numbers are restored after."""
+    if trace.own_calls.empty:
+        raise no_calls(trace)
+    trace = trace_with_defaults(trace)
+    flow = make_flow(trace, settings.device)
+    room = room_on(settings.device) if settings.room_bytes is None else settings.room_bytes
+    with own_randomness(settings.device):
+        memory = StepMemory(flow.needs, flow.outside, trace.values, settings.place, settings.seed, room)
+        yield trace, DryRun(flow, memory, trace.values, settings, excluded, announce)
+
+
 def replay_sequence(
     trace: Trace,
     settings: SequenceSettings,
@@ -281,14 +296,8 @@ def replay_sequence(
     excluded : row status and reason of calls that must not run, by signature number
     announce : called with the signature number before each call
     """
-    if trace.own_calls.empty:
-        raise no_calls(trace)
-    trace = trace_with_defaults(trace)
-    flow = make_flow(trace, settings.device)
-    room = room_on(settings.device) if settings.room_bytes is None else settings.room_bytes
-    with own_randomness(settings.device):
-        memory = StepMemory(flow.needs, flow.outside, trace.values, settings.place, settings.seed, room)
-        dry_run = DryRun(flow, memory, trace.values, settings, excluded, announce)
+    with opened_step(trace, settings, excluded, announce) as (trace, dry_run):
+        flow = dry_run.flow
         if settings.in_graphs:
             graphs = StepGraphs(beginning(dry_run, settings), run_call)
             passes = measure_passes(dry_run, {}, settings, on_progress, graphs.run)

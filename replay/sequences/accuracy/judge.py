@@ -12,9 +12,7 @@ import torch
 
 from opgrip.cli.progress import REDRAW_S, ProgressCallback, ignore_progress
 from opgrip.platform.sandbox import Heartbeat, answer
-from opgrip.replay.cases.flow import UNWRITTEN, ProgramFlow, make_flow
-from opgrip.replay.cases.selection import no_calls
-from opgrip.replay.inputs.filling import trace_with_defaults
+from opgrip.replay.cases.flow import UNWRITTEN, ProgramFlow
 from opgrip.replay.inputs.inputs import device_map
 from opgrip.replay.modes import EAGER, RunOutputs
 from opgrip.replay.operators.devices import is_accelerator
@@ -35,8 +33,7 @@ from opgrip.replay.sequences.accuracy.lock_step import (
 from opgrip.replay.sequences.accuracy.variant import VariantPrograms
 from opgrip.replay.sequences.call_timers import SequenceSettings
 from opgrip.replay.sequences.dry_run import NOTHING_EXCLUDED, DryRun, Excluded
-from opgrip.replay.sequences.step_memory import StepMemory, room_on
-from opgrip.replay.sequences.step_replay import beginning, limited_settings, own_randomness, run_apart, serve_apart
+from opgrip.replay.sequences.step_replay import beginning, limited_settings, opened_step, run_apart, serve_apart
 from opgrip.replay.timing.rounds import Announce
 from opgrip.traces import Trace
 from opgrip.traces.schema.operator_arguments import written
@@ -152,14 +149,7 @@ def judge_step(
     dtype, device : what the variant computes with; None for the same as the reference
     excluded : row status and reason of calls that must not run, by signature number
     """
-    if trace.own_calls.empty:
-        raise no_calls(trace)
-    trace = trace_with_defaults(trace)
-    flow = make_flow(trace, settings.device)
-    room = room_on(settings.device) if settings.room_bytes is None else settings.room_bytes
-    with own_randomness(settings.device):
-        memory = StepMemory(flow.needs, flow.outside, trace.values, settings.place, settings.seed, room)
-        dry_run = DryRun(flow, memory, trace.values, settings, excluded, announce)
+    with opened_step(trace, settings, excluded, announce) as (trace, dry_run):
         begin = beginning(dry_run, settings)
         dry_run.settle(begin, on_progress)
         return _Judge(trace, dry_run, settings, VariantPrograms(settings, dtype, device), begin, on_progress).judge()
