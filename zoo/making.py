@@ -20,6 +20,7 @@ from typing import Any
 
 from opgrip.capture.command.capture_options import make_parser
 from opgrip.capture.command.model_steps import build, run_step
+from opgrip.cli.command import counted
 from opgrip.cli.output_files import Damage, read_chunks, whole_file
 from opgrip.cli.plugins import needed
 from opgrip.cli.progress import Reporter
@@ -133,6 +134,13 @@ class Distinct:
     operators: int
     extension_functions: int
     longtail: int
+
+    @property
+    def line(self) -> str:
+        return (
+            f"{counted(self.operators, 'operator')}, {self.extension_functions} of them functions of extensions, "
+            f"and {counted(self.longtail, 'long-tail function')} in {counted(self.traces, 'trace')}"
+        )
 
 
 def count_distinct(traces: Iterable[ZooTrace]) -> Distinct:

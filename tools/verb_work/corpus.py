@@ -37,7 +37,7 @@ from opgrip.zoo.corpus.summaries import (
     write_summary,
     write_table,
 )
-from opgrip.zoo.making import count_distinct, differences_of_new_recording, is_current, make_trace, write_manifest
+from opgrip.zoo.making import differences_of_new_recording, is_current, make_trace, write_manifest
 from opgrip.zoo.scoring.baselines import (
     Times,
     added,
@@ -146,14 +146,6 @@ def run_baseline(args: argparse.Namespace) -> int:
     measured = f"{counted(cases, 'case')} of {counted(len(baseline.traces), 'trace')}, measured on {machine}"
     print(f"wrote {measured}, to {args.output}")
     return 0
-
-
-def count_in_words(traces: Sequence[ZooTrace]) -> str:
-    counts = count_distinct(traces)
-    return (
-        f"{counted(counts.operators, 'operator')}, {counts.extension_functions} of them functions of extensions, "
-        f"and {counted(counts.longtail, 'long-tail function')} in {counted(counts.traces, 'trace')}"
-    )
 
 
 def run_make(args: argparse.Namespace) -> int:

@@ -90,9 +90,9 @@ def prepare_list(parser: argparse.ArgumentParser) -> None:
 def run_list(args: argparse.Namespace) -> int:
     traces = select(args.names, read_manifest())
     if args.distinct:
-        from opgrip.tools.verb_work.corpus import count_in_words
+        from opgrip.zoo.making import count_distinct
 
-        print(count_in_words(traces))
+        print(count_distinct(traces).line)
         return 0
     if not sys.stdout.isatty():
         print("name", "library", "family", *NUMBERS, "installed", sep="\t")
